@@ -1,0 +1,99 @@
+# Everything a person runs here. `make` alone explains; `make run` is where to start.
+#
+# Targets work in the virtual environment .venv and set it up first, once. `PYTHON=python3` on the
+# command line uses that interpreter as it is instead and installs nothing: for a GPU machine
+# that already has torch.
+
+VENV := .venv
+READY := $(VENV)/.ready
+EXTRAS := cuda13,triton,lab,dev
+PIP_ARGS ?=
+ARGS ?=
+
+# pytest takes every core, so torch takes one a worker: more would only fight each other.
+ifeq ($(origin PYTHON),command line)
+  SETUP :=
+  RUN := PYTHONPATH=src $(PYTHON)
+  CLANG_FORMAT := clang-format
+  WORKERS :=
+  THREADS :=
+else
+  SETUP := $(READY)
+  RUN := $(VENV)/bin/python
+  CLANG_FORMAT := $(VENV)/bin/clang-format
+  WORKERS := -n auto --maxprocesses 8
+  THREADS := OMP_NUM_THREADS=1
+endif
+
+DEVICE_CODE = $(shell find src tests -name '*.cu' -o -name '*.cuh' -o -name '*.h')
+CLI = $(RUN) -m online_softmax.lab.cli
+
+.DEFAULT_GOAL := help
+.PHONY: help run test test-gpu lint types format readme hooks clean
+
+help: ## this page
+	@echo 'online-softmax: the same softmax from three passes over memory to one, on any machine.'
+	@echo
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | column -t -s '|' 2>/dev/null \
+	  || sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1: \2/p' $(firstword $(MAKEFILE_LIST))
+	@echo
+	@echo 'The first target that needs it makes .venv (python >= 3.10; g++ or clang++ lets kernels run without a GPU).'
+	@echo '  ARGS=...        more arguments:    make run ARGS="--rows 64 --cols 1000 --dtype bf16"'
+	@echo '                                     make test ARGS="-k trace"'
+	@echo '  PYTHON=python3  that interpreter, as it is; no environment is made. With a CUDA torch in it:'
+	@echo '                                     make test-gpu PYTHON=python3'
+	@echo "  PIP_ARGS=...    for pip:           the CPU build of torch alone (0.2 GB instead of 3):"
+	@echo '                                     make run PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"'
+
+# ---- for everyone
+
+run: $(SETUP) ## climb the ladder: every kernel checked and counted here, timed where there is a GPU
+	$(CLI) ladder $(ARGS)
+
+test: $(SETUP) ## all tests that need no GPU: CUDA kernels run compiled for the CPU, Triton's interpreted
+	$(THREADS) $(RUN) -m pytest $(WORKERS) -m 'not gpu' $(ARGS)
+
+test-gpu: $(SETUP) ## the tests that need a GPU, in full
+	@$(RUN) -c 'import sys, torch; torch.cuda.is_available() or sys.exit("test-gpu: torch sees no CUDA device here. make test runs what needs none.")'
+	$(RUN) -m pytest -m gpu $(ARGS)
+
+# ---- for a change
+
+lint: $(SETUP) ## ruff and clang-format, both only looking
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	@[ -z '$(DEVICE_CODE)' ] || $(CLANG_FORMAT) --dry-run -Werror $(DEVICE_CODE)
+
+types: $(SETUP) ## mypy on src
+	$(RUN) -m mypy
+
+format: $(SETUP) ## ruff and clang-format, both writing
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+	@[ -z '$(DEVICE_CODE)' ] || $(CLANG_FORMAT) -i $(DEVICE_CODE)
+
+readme: $(SETUP) ## draw README's tables and pictures again from the stored results
+	$(RUN) -m online_softmax.lab.report $(ARGS)
+
+hooks: $(SETUP) ## run lint and types before each commit
+	$(RUN) -m pre_commit install
+
+clean: ## remove the environment, caches and build output
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# ---- set-up, once and after a change of what is needed
+
+# The first of these that starts and is new enough.
+FIND_PYTHON = for python in python3 python3.13 python3.12 python3.11 python3.10; do \
+	    $$python -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$python && break; \
+	  done
+
+$(READY): pyproject.toml constraints-dev.txt
+	@python=$$($(FIND_PYTHON)); \
+	  [ -n "$$python" ] || { echo 'This needs Python 3.10 or newer; no python3 on PATH is.' >&2; exit 1; }; \
+	  echo "Setting up $(VENV) with $$($$python --version): torch, NVRTC, Triton and the tools. Once, a few minutes."; \
+	  $$python -m venv $(VENV)
+	@quiet=; [ -t 1 ] || quiet=--quiet; \
+	  $(VENV)/bin/python -m pip install $$quiet -c constraints-dev.txt $(PIP_ARGS) -e '.[$(EXTRAS)]'
+	@touch $@

@@ -1,0 +1,1 @@
+"""The definition, in PyTorch operations: any device, any transform, no kernel."""

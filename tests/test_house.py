@@ -1,0 +1,204 @@
+"""The rules of CONTRIBUTING.md that a machine can hold, each checker tried on planted violations.
+
+The checkers are in house.py.
+"""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+import online_softmax
+from house import (
+    C_SUFFIXES,
+    PACKAGE,
+    ROOT,
+    bare_numbers,
+    elsewhere,
+    framework_headers,
+    hits,
+    imported,
+    ptx,
+    subtractions_c,
+    subtractions_py,
+    thresholds_c,
+    thresholds_py,
+    torch_registration,
+    upward,
+)
+from online_softmax.catalogue import KERNELS
+from online_softmax.lab import report
+from online_softmax.lab.cases import CASES
+from online_softmax.plan import Problem
+
+MAX_LINES, MAX_RUNG_LINES = 300, 80
+SECOND_COPIES = [
+    "exp(old_m - m)",
+    "f(m_a - m_b, 1)",
+    "a.m - s.m",
+    "exp2(scale * a.m - scale * m)",
+    "0.5 * (row_max - block_max[i])",
+]
+
+
+@pytest.mark.parametrize("planted", SECOND_COPIES)
+def test_a_second_subtraction_is_seen(planted: str):
+    assert len(subtractions_py(f"w = {planted}")) == 1
+    assert len(subtractions_c(f"float w = {planted};  // why")) == 1
+    assert subtractions_py("torch.sub(m_a, m_b)")
+    assert subtractions_py("m_a.sub(m_b)")
+    assert subtractions_c("return a->m - b->m;")
+
+
+@pytest.mark.parametrize("fine", ["exp(x - m)", "x[i] - shift", "cols - 1", "-m", "m + log(d)"])
+def test_other_subtractions_are_fine(fine: str):
+    assert not subtractions_py(f"'m_a - m_b'\ny = {fine}  # m_a - m_b")
+    assert not subtractions_c(f"/* m_a - m_b */ float y = {fine}, m = -infinity(), z = a - b;")
+
+
+def test_maxima_are_subtracted_once_a_language():
+    sites = hits(subtractions_py, ".py") | hits(subtractions_c, *C_SUFFIXES)
+    once = dict.fromkeys(("cuda/online.cuh", "reference/online.py", "triton/online.py"), 1)
+    assert {path: len(found) for path, found in sites.items()} == once, sites
+
+
+def test_an_upward_import_is_seen():
+    assert upward("jit.py", "from online_softmax.cuda import launch")
+    assert upward("plan.py", "import online_softmax.jit_cache")
+    assert upward("triton/rows.py", "def f():\n    from online_softmax import reference")
+    assert upward("api.py", "from online_softmax.lab.cases import CASES")
+    assert upward("cuda/launch.py", "from . import host")
+    assert upward("catalogue.py", "from online_softmax import softmax")
+    assert upward("library.py", "import online_softmax")
+    assert not upward("cuda/launch.py", "from online_softmax import jit, plan\nimport torch")
+    assert not upward("jit.py", "from online_softmax.jit_cache import cache_dir")
+
+
+def test_imports_point_down():
+    paths = [(path.relative_to(PACKAGE).as_posix(), path) for path in PACKAGE.rglob("*.py")]
+    assert {path: wrong for path, p in paths if (wrong := upward(path, p.read_text()))} == {}
+    plan = {name.split(".")[0] for name in imported((PACKAGE / "plan.py").read_text())}
+    assert plan <= sys.stdlib_module_names
+
+
+def test_importing_the_package_needs_torch_alone():
+    program = """
+import sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"triton", "cuda", "typer", "rich", "matplotlib", "pandas"}:
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Refuse())
+import online_softmax, torch
+assert not torch.cuda.is_initialized()
+assert online_softmax.softmax(torch.zeros(2)).tolist() == [0.5, 0.5]
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), *sys.path])}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_misplaced_code_is_seen():
+    assert torch_registration("import torch\ntorch.library.Library('a', 'DEF')")
+    assert torch_registration("from torch.autograd import Function")
+    assert torch_registration("class F(torch.autograd.Function): pass")
+    assert not torch_registration("'torch.library is not named here'\ntorch.softmax(x, 0)")
+    assert thresholds_py("if cols > 1024: pass")
+    assert thresholds_py("ok = 2**31 > p.rows * p.cols")
+    assert not thresholds_py("if cols == 0 or rows < 1 or cols <= LIMIT: pass")
+    assert thresholds_c("if (cols <= 4096) f();")
+    assert thresholds_c("while (32 < part_cols) f();")
+    assert not thresholds_c("// cols > 4096\nif (cols > 0 && col < cols) f(cols, 4096);")
+    assert framework_headers("#include <torch/extension.h>")
+    assert framework_headers('#include "ATen/ATen.h"')
+    assert not framework_headers('#include "../online.cuh"')
+    assert ptx('asm volatile("bar.sync 0;");')
+    assert not ptx("// asm\nint assembled;")
+    assert bare_numbers("exp2f(x * 1.44269504f)")
+    assert bare_numbers("float m = -1e30f;")
+    assert not bare_numbers("y = x - 1; z = 1e-30")
+
+
+def test_registration_stands_in_library():
+    assert elsewhere(hits(torch_registration, ".py"), "library.py") == {}
+
+
+def test_thresholds_stand_in_plan():
+    found = hits(thresholds_py, ".py") | hits(thresholds_c, *C_SUFFIXES)
+    assert elsewhere(found, "plan.py", "lab/") == {}
+
+
+def test_device_code_knows_no_framework():
+    assert elsewhere(hits(framework_headers, *C_SUFFIXES), "cuda/host/") == {}
+
+
+def test_ptx_stands_beside_its_host_twin():
+    allowed = ("cuda/memory.cuh", "cuda/fold.cuh", "cuda/online.cuh", "cuda/host/")
+    assert elsewhere(hits(ptx, *C_SUFFIXES), *allowed) == {}
+
+
+def test_numbers_have_names():
+    found = hits(bare_numbers, *C_SUFFIXES) | hits(bare_numbers, ".py")
+    online = ("cuda/online.cuh", "triton/online.py", "reference/online.py")
+    assert elsewhere(found, "lab/", *online) == {}
+
+
+def test_files_have_one_idea():
+    def too_long(limit: int) -> Callable[[str], list[str]]:
+        return lambda text: [f"{n} lines"] if (n := text.count("\n")) > limit else []
+
+    assert too_long(2)("a\nb\nc\n")
+    assert hits(too_long(MAX_LINES), ".py", *C_SUFFIXES) == {}
+    rungs = hits(too_long(MAX_RUNG_LINES), ".cu")
+    assert {path: n for path, n in rungs.items() if path.startswith("cuda/ladder/")} == {}
+
+
+# ---- records and pages
+
+
+@pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
+def test_a_record_has_an_idea_a_case_and_a_lesson(kernel):
+    assert kernel.idea.strip()
+    for dtype in kernel.dtypes:
+        name = str(dtype).removeprefix("torch.")
+        problems = (Problem(case.rows, case.cols, name) for case in CASES if case.size == "cpu")
+        assert any(not kernel.reasons(problem) for problem in problems), f"no case in {dtype}"
+    if kernel.rung:
+        lesson = ROOT / "docs" / "lessons" / f"{kernel.name}.md"
+        assert lesson.is_file(), f"docs/lessons/{kernel.name}.md is missing"
+
+
+def test_public_names_are_the_documented_ones():
+    """docs/api.md has one heading, ## `name...`, for each name of __all__, in its order."""
+    page = (ROOT / "docs" / "api.md").read_text()
+    assert re.findall(r"^## `(\w+)", page, flags=re.MULTILINE) == sorted(online_softmax.__all__)
+    assert all(hasattr(online_softmax, name) for name in online_softmax.__all__)
+
+
+def test_documents_are_what_the_generator_writes():
+    documents = report.documents(report.stored())
+    assert ROOT / "README.md" in documents
+    stale = [path.name for path, text in documents.items() if path.read_text() != text]
+    assert stale == [], "run `make readme`"
+
+
+@pytest.mark.parametrize(
+    "module", ["", ".api", ".catalogue", ".plan", ".reference.online", ".lab.trace"]
+)
+def test_examples_in_docstrings_hold(module: str):
+    tried = doctest.testmod(importlib.import_module(f"online_softmax{module}"), verbose=False)
+    assert tried.attempted > 0
+    assert tried.failed == 0
