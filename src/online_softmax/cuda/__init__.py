@@ -1,0 +1,1 @@
+"""CUDA C++ kernels: headers, ladder, and launch.py, which says how each is launched."""
