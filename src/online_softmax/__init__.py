@@ -1,0 +1,13 @@
+"""Softmax-family operations for PyTorch on one recurrence, the running pair (m, d).
+
+>>> import torch, online_softmax
+>>> online_softmax.softmax(torch.tensor([0.0, 0.0]))
+tensor([0.5000, 0.5000])
+"""
+
+from online_softmax.api import softmax
+from online_softmax.catalogue import KERNELS, explain
+from online_softmax.reference.online import State
+
+__version__ = "0.1.0"
+__all__ = ["KERNELS", "State", "explain", "softmax"]

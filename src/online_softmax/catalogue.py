@@ -1,0 +1,214 @@
+"""The catalogue: every runnable kernel is one record. Dispatch, tests and benchmarks read it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from online_softmax import plan
+from online_softmax.plan import Numbers, Problem
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+DTYPES = (*FLOATS, torch.float64)
+RUNG_ARCHES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120")
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One runnable kernel.
+
+    `run(x, y, numbers)` fills y with the softmax of each row of x: both (rows, cols) of one dtype,
+    x with unit column stride, y contiguous. On the CPU a CUDA kernel runs through host execution
+    (its counts are returned), a Triton kernel through the interpreter.
+    """
+
+    name: str
+    backend: str  # "cuda", "triton", "torch" or "reference"
+    idea: str
+    run: Callable[[Tensor, Tensor, Numbers], Any]
+    dtypes: tuple[torch.dtype, ...] = FLOATS
+    arches: tuple[str, ...] = ()  # compiled for in CI
+    reads: int = 0  # reads per element; 0: not ours to say
+    rung: bool = False  # a step of the ladder, with a lesson
+
+    def reasons(self, problem: Problem) -> list[str]:
+        """Why this kernel cannot run a problem, each a sentence; empty: it can."""
+        return plan.reasons(self.name, problem)
+
+    def numbers(self, problem: Problem, block: int | None = None) -> Numbers:
+        """Launch numbers for a problem; `block` overrides the threads a block."""
+        if self.backend in ("torch", "reference"):
+            return Numbers(0, "no launch numbers: PyTorch chooses")
+        return plan.numbers(self.name, problem, block)
+
+
+def _run_cuda(name: str, x: Tensor, y: Tensor, numbers: Numbers) -> Any:
+    from online_softmax.cuda import launch
+
+    return launch.run(launch.RUNG[name].build(x, y, numbers), x.device)
+
+
+def _run_triton(name: str, x: Tensor, y: Tensor, numbers: Numbers) -> None:
+    from online_softmax.triton import rows
+
+    rows.softmax(x, y, kernel=name, block=numbers.tile, num_warps=numbers.block // plan.WARP)
+
+
+def _run_torch(x: Tensor, y: Tensor, numbers: Numbers) -> None:
+    # ATen's half-type kernels on the CPU sum in the half type in places; float32 is right.
+    wide = x.dtype if x.dtype == torch.float64 or x.is_cuda else torch.float32
+    y.copy_(torch.softmax(x, -1, dtype=wide))
+
+
+def _run_reference(x: Tensor, y: Tensor, numbers: Numbers) -> None:
+    import online_softmax.reference.ops as ops
+
+    y.copy_(ops.softmax(x, -1))
+
+
+def _catalogue() -> dict[str, Kernel]:
+    # The ladder's table names what is CUDA; importing it initialises nothing.
+    from online_softmax.cuda.launch import LADDER
+
+    records = [
+        Kernel(
+            r.name, "cuda", r.idea, partial(_run_cuda, r.name), FLOATS, RUNG_ARCHES, r.reads, True
+        )
+        for r in LADDER
+    ]
+    records += [
+        Kernel(
+            f"triton_{kernel}",
+            "triton",
+            idea,
+            partial(_run_triton, kernel),
+            FLOATS,
+            ("sm_80", "sm_90a", "sm_100a"),
+            reads,
+            True,
+        )
+        for kernel, idea, reads in (
+            ("two_pass", "safe's three reads in Triton: maximum, sum, write", 3),
+            ("online", "the online recurrence in Triton: fold, write", 2),
+        )
+    ]
+    records.append(Kernel("torch", "torch", "PyTorch's own softmax", _run_torch, DTYPES))
+    records.append(
+        Kernel("reference", "reference", "the definition, in PyTorch", _run_reference, DTYPES)
+    )
+    return {record.name: record for record in records}
+
+
+KERNELS: dict[str, Kernel] = _catalogue()
+
+
+def problem_of(x: Tensor) -> Problem:
+    """The planner's view of a (rows, cols) tensor."""
+    arch, sm_count = plan.DEFAULT_ARCH, 0
+    if x.is_cuda:
+        arch, sm_count = _device_facts(x.device.index)
+    return Problem(
+        x.shape[0],
+        x.shape[1],
+        str(x.dtype).removeprefix("torch."),
+        device=x.device.type,
+        arch=arch,
+        sm_count=sm_count,
+    )
+
+
+_facts: dict[int, tuple[str, int]] = {}
+
+
+def _device_facts(index: int) -> tuple[str, int]:
+    if index not in _facts:
+        from online_softmax import jit
+
+        properties = torch.cuda.get_device_properties(index)
+        _facts[index] = (jit.device_arch(index), properties.multi_processor_count)
+    return _facts[index]
+
+
+def without_cuda_core() -> str | None:
+    """Why CUDA C++ kernels cannot be compiled here, a sentence; None: they can."""
+    from online_softmax import jit
+
+    return jit.missing()
+
+
+def choose(problem: Problem) -> tuple[Kernel, str]:
+    """The kernel that `softmax` runs for a problem, and the reason.
+
+    CUDA kernels need cuda-core; without it, CUDA tensors go to Triton, and the reason says so.
+    """
+    name, why = plan.choose(problem)
+    if KERNELS[name].backend == "cuda":
+        missing = without_cuda_core()
+        if missing:
+            name, why = "triton_online", f"Triton in place of {name}: {missing}"
+    return KERNELS[name], why
+
+
+def softmax(x: Tensor, dim: int, kernel: str) -> Tensor:
+    """softmax of a plain tensor along dim by the named kernel, or by the planner's choice if "".
+
+    The slices along dim become the rows of a matrix; only where strides forbid a view is x copied.
+    """
+    if x.numel() == 0:
+        return torch.empty_like(x, memory_format=torch.contiguous_format)
+    dim = dim % max(x.dim(), 1)
+    last = x if dim >= x.dim() - 1 else x.movedim(dim, -1)
+    shape = last.shape
+    matrix = last.reshape(-1, shape[-1] if shape else 1)
+    if matrix.stride(1) != 1 and matrix.shape[1] > 1:
+        matrix = matrix.contiguous()
+    problem = problem_of(matrix)
+    record = choose(problem)[0] if not kernel else _forced(kernel, problem)
+    y = torch.empty(matrix.shape, dtype=x.dtype, device=x.device)
+    record.run(matrix, y, record.numbers(problem))
+    y = y.view(shape)
+    return y if last is x else y.movedim(-1, dim).contiguous()
+
+
+def _forced(name: str, problem: Problem) -> Kernel:
+    record = KERNELS[name]
+    refusals = record.reasons(problem)
+    if record.backend == "cuda" and not refusals:
+        missing = without_cuda_core()
+        refusals = [missing] if missing else []
+    if refusals:
+        raise ValueError(f"softmax(): kernel {name!r} cannot run this: {'; '.join(refusals)}")
+    return record
+
+
+def explain(rows: int, cols: int, dtype: str = "float32", arch: str = plan.DEFAULT_ARCH) -> str:
+    """Which kernel a rows x cols softmax takes on a GPU, why, and why not the others.
+
+    Args:
+        rows, cols: the matrix; softmax runs along cols.
+        dtype: "float32", "float16", "bfloat16" or "float64".
+        arch: an architecture of plan.ARCHES, "sm_90a" for example.
+
+    >>> print(explain(1, 1_048_576).splitlines()[0])
+    v5_split_row: 1 rows cannot fill 132 multiprocessors with a block each: several share a row
+    """
+    problem = Problem(rows, cols, dtype, arch=arch)
+    kernel, why = choose(problem)
+    lines = [f"{kernel.name}: {why}"]
+    if kernel.backend in ("cuda", "triton"):
+        numbers = kernel.numbers(problem)
+        lines.append(f"  numbers: {numbers.why}")
+    if not problem.facts.measured:
+        lines.append(f"  nobody has measured {arch} yet: chosen from its datasheet facts")
+    for other in KERNELS.values():
+        if other.name == kernel.name or other.backend in ("torch", "reference"):
+            continue
+        refusals = other.reasons(problem)
+        note = refusals[0] if refusals else plan.why_not(other.name, problem)
+        lines.append(f"  not {other.name}: {note}")
+    return "\n".join(lines)

@@ -1,0 +1,227 @@
+"""The clock: cold L2, contenders interleaved, a CUDA graph of calls over rotating buffers.
+
+A graph has no host gaps; buffers of at least three times the L2 keep it cold; contenders take turns
+(A B C A B C), so that a drifting clock hits all alike. Times are microseconds a call.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from online_softmax import catalogue, jit, plan
+from online_softmax.cuda.launch import Launch
+
+L2_FACTOR = 3  # bytes in rotation, in L2 sizes
+MAX_SETS = 1024  # buffer sets: bounds memory and graph length where tensors are tiny
+GRAPH_US = 1000.0  # a graph lasts at least this long: its own launch, a few us, vanishes
+ROUNDS = 3
+REPLAYS = 9  # per contender and round
+REPLAY_BUDGET_US = 200_000.0  # fewer replays for slow contenders: this long a round, one at least
+SLOW_US = 10_000.0  # a call this slow flushes the L2 itself: one buffer a graph will do
+QUICK_REPLAYS = 3  # to rank block sizes
+
+Call = Callable[[Tensor, Tensor], Any]  # fills y from x
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Microseconds a call: median of the rounds' medians; 20th, 80th percentile of all replays."""
+
+    median_us: float
+    p20_us: float
+    p80_us: float
+    rounds_us: tuple[float, ...] = ()  # the median of each round
+    block: int = 0  # threads a block of the best variant
+    every: dict[int, float] = field(default_factory=dict)  # block -> quick median, all tried
+    refused: str = ""  # why there is no time
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A captured graph of one contender's calls."""
+
+    graph: torch.cuda.CUDAGraph
+    calls: int
+    estimate_us: float  # of one replay
+
+    def replay_us(self, replays: int) -> list[float]:
+        """Microseconds a call in each of some replays; fewer of them where they are slow."""
+        replays = max(1, min(replays, int(REPLAY_BUDGET_US / self.estimate_us)))
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(replays + 1)]
+        events[0].record()
+        for event in events[1:]:
+            self.graph.replay()
+            event.record()
+        events[-1].synchronize()
+        return [a.elapsed_time(b) * 1000 / self.calls for a, b in pairwise(events)]
+
+
+class Buffers:
+    """Copies of one input, with an output each, of at least three times the L2 in all."""
+
+    def __init__(self, x: Tensor) -> None:
+        l2_bytes = torch.cuda.get_device_properties(x.device).L2_cache_size
+        set_bytes = max(2 * x.numel() * x.element_size(), 1)
+        count = min(max(plan.ceil_div(L2_FACTOR * l2_bytes, set_bytes), 2), MAX_SETS)
+        self.sets = [(x.clone(), torch.empty_like(x)) for _ in range(count)]
+
+    def capture(self, call: Call) -> Graph:
+        """A graph of calls over all buffers, at least GRAPH_US long."""
+        for x, y in self.sets[:2]:  # compiles, loads, fills the allocator
+            call(x, y)
+        torch.cuda.synchronize()
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        for x, y in self.sets[:2]:
+            call(x, y)
+        end.record()
+        end.synchronize()
+        one_us = max(start.elapsed_time(end) * 1000 / 2, 1.0)
+        used = self.sets[:1] if one_us > SLOW_US else self.sets
+        times = max(1, plan.ceil_div(int(GRAPH_US / one_us), len(used)))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(times):
+                for x, y in used:
+                    call(x, y)
+        calls = times * len(used)
+        return Graph(graph, calls, calls * one_us)
+
+
+def interleaved(
+    buffers: Buffers, contenders: dict[str, Call], rounds: int = ROUNDS, replays: int = REPLAYS
+) -> dict[str, Timing]:
+    """Time contenders against each other in this process. One that raises becomes a refusal."""
+    graphs: dict[str, Graph] = {}
+    timings: dict[str, Timing] = {}
+    for name, call in contenders.items():
+        try:
+            graphs[name] = buffers.capture(call)
+        except Exception as error:  # noqa: BLE001  a rival may fail in any way: a row, not the end
+            nan = float("nan")
+            timings[name] = Timing(nan, nan, nan, refused=f"{type(error).__name__}: {error}"[:300])
+            torch.cuda.synchronize()
+    samples: dict[str, list[list[float]]] = {name: [] for name in graphs}
+    for graph in graphs.values():
+        graph.replay_us(1)  # warm clocks
+    for _ in range(rounds):
+        for name, graph in graphs.items():
+            if graph.estimate_us < SLOW_US:
+                graph.replay_us(1)  # the previous contender's last lines leave the L2
+            samples[name].append(graph.replay_us(replays))
+    for name, per_round in samples.items():
+        every = sorted(us for one in per_round for us in one)
+        medians = tuple(median(one) for one in per_round)
+        low, high = every[len(every) // 5], every[min(len(every) * 4 // 5, len(every) - 1)]
+        timings[name] = Timing(median(medians), low, high, medians)
+    return timings
+
+
+def _variant(record: catalogue.Kernel, numbers: plan.Numbers) -> Call:
+    return lambda x, y: record.run(x, y, numbers)
+
+
+def copy_call(x: Tensor, y: Tensor) -> None:
+    """The copy kernel, the ceiling for one read and one write: 16 bytes a thread."""
+    vectors = x.numel() * x.element_size() // plan.VECTOR_BYTES
+    block = 256
+    grid = plan.ceil_div(vectors, block)
+    jit.launch(Launch("ceilings.cu", "copy", (x, y, vectors), grid, block), x.device)
+
+
+def _torch_call(x: Tensor, y: Tensor) -> None:
+    torch.softmax(x, -1, out=y)
+
+
+def _compiled_call() -> Call:
+    compiled = torch.compile(lambda x: torch.softmax(x, -1), dynamic=False)
+    return lambda x, y: compiled(x)
+
+
+RIVALS: dict[str, Callable[[], Call]] = {"torch": lambda: _torch_call, "compile": _compiled_call}
+
+
+def time_ladder(
+    x: Tensor,
+    kernels: Sequence[str],
+    sweep: bool = True,
+    rivals: Sequence[str] = ("torch",),
+    production: str | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> dict[str, Timing]:
+    """Time rungs on a (rows, cols) CUDA tensor beside a copy kernel and rivals, in one run.
+
+    Every block size of plan.sweep is ranked first; the best then meets the others in three
+    interleaved rounds. `production` names the kernel that ships, timed once more with the planned
+    numbers. Keys: the kernels', "copy", the rivals', "production". Kernels must have been checked.
+    """
+    buffers = Buffers(x)
+    problem = catalogue.problem_of(x)
+    best: dict[str, Call] = {}
+    blocks: dict[str, int] = {}
+    every: dict[str, dict[int, float]] = {}
+    for name in kernels:
+        if progress:
+            progress(name)
+        record = catalogue.KERNELS[name]
+        variants = plan.sweep(name, problem) if sweep else [record.numbers(problem)]
+        tried: dict[str, Call] = {str(n.block): _variant(record, n) for n in variants}
+        if len(tried) > 1:
+            ranked = interleaved(buffers, tried, rounds=1, replays=QUICK_REPLAYS)
+            every[name] = {int(b): t.median_us for b, t in ranked.items() if not t.refused}
+            blocks[name] = min(every[name], key=every[name].__getitem__)
+        else:
+            blocks[name] = variants[0].block
+        best[name] = tried[str(blocks[name])]
+    contenders = {"copy": copy_call, **{name: RIVALS[name]() for name in rivals}, **best}
+    if production:
+        record = catalogue.KERNELS[production]
+        planned = record.numbers(problem)
+        contenders["production"] = _variant(record, planned)
+        blocks["production"] = planned.block
+    if progress:
+        progress("rounds")
+    timings = interleaved(buffers, contenders)
+    return {
+        name: Timing(
+            t.median_us, t.p20_us, t.p80_us, t.rounds_us, blocks.get(name, 0),
+            every.get(name, {}), t.refused,
+        )
+        for name, t in timings.items()
+    }  # fmt: skip
+
+
+def machine() -> dict[str, Any]:
+    """What a result must state: card, driver, versions, clocks."""
+    facts: dict[str, Any] = {"torch": torch.__version__}
+    try:
+        import triton
+
+        facts["triton"] = triton.__version__
+    except ImportError:
+        facts["triton"] = None
+    if torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        facts |= {
+            "gpu": properties.name,
+            "multiprocessors": properties.multi_processor_count,
+            "l2_bytes": properties.L2_cache_size,
+            "nvrtc": jit.nvrtc_version(),
+        }
+        fields = "driver_version,clocks.sm,clocks.mem,temperature.gpu,power.draw"
+        query = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
+        try:
+            answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
+            values = [v.strip() for v in answer.stdout.splitlines()[0].split(",")]
+            facts |= dict(zip(fields.split(","), values, strict=False))
+        except (OSError, subprocess.SubprocessError, IndexError):
+            facts["driver_version"] = None
+    return facts

@@ -1,0 +1,291 @@
+"""Which kernel, with which numbers, and why: a problem goes in, all three come out.
+
+Pure Python, standard library only. Every threshold on rows or columns and every tuned number of the
+project stands here, each with its reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MAX_GRID = 2**31 - 1  # blocks in a grid's x dimension
+MAX_BLOCK = 1024  # threads in a block
+WARP = 32
+VECTOR_BYTES = 16
+ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True)
+class Arch:
+    """Facts of one GPU architecture, as its vendor states them (one representative card)."""
+
+    name: str
+    card: str  # the card whose SM count, L2 and bandwidth are given
+    sm_count: int
+    max_warps: int  # resident warps a multiprocessor
+    max_blocks: int  # resident blocks a multiprocessor
+    registers: int  # 32-bit registers a multiprocessor
+    shared_bytes_sm: int
+    shared_bytes_block: int  # the most one block may ask for
+    l2_bytes: int
+    bandwidth_gbs: float  # datasheet, GB/s
+    measured: bool = False  # whether this project has measured its tables there
+
+
+KIB, MIB = 1024, 1024 * 1024
+ARCHES = {
+    a.name: a
+    for a in (
+        Arch("sm_75", "T4", 40, 32, 16, 65536, 64 * KIB, 64 * KIB, 4 * MIB, 320),
+        Arch("sm_80", "A100 80GB", 108, 64, 32, 65536, 164 * KIB, 163 * KIB, 40 * MIB, 2039),
+        Arch("sm_86", "A10", 72, 48, 16, 65536, 100 * KIB, 99 * KIB, 6 * MIB, 600),
+        Arch("sm_89", "L4", 58, 48, 24, 65536, 100 * KIB, 99 * KIB, 48 * MIB, 300),
+        Arch("sm_90a", "H200", 132, 64, 32, 65536, 228 * KIB, 227 * KIB, 60 * MIB, 4800, True),
+        Arch("sm_100a", "B200", 148, 64, 32, 65536, 228 * KIB, 227 * KIB, 126 * MIB, 8000),
+        Arch("sm_120", "RTX 5090", 170, 48, 24, 65536, 100 * KIB, 99 * KIB, 96 * MIB, 1792),
+    )
+}
+DEFAULT_ARCH = "sm_90a"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One call, as the planner sees it: an operation on a rows x cols matrix."""
+
+    rows: int
+    cols: int
+    dtype: str = "float32"
+    op: str = "softmax"
+    device: str = "cuda"  # "cuda" or anything else
+    arch: str = DEFAULT_ARCH
+    sm_count: int = 0  # of the device at hand; 0: that of the architecture's card
+
+    @property
+    def facts(self) -> Arch:
+        return ARCHES.get(self.arch, ARCHES[DEFAULT_ARCH])
+
+    @property
+    def multiprocessors(self) -> int:
+        return self.sm_count or self.facts.sm_count
+
+    @property
+    def vector(self) -> int:
+        """Elements in one 16-byte vector."""
+        return VECTOR_BYTES // ELEMENT_BYTES[self.dtype]
+
+    @property
+    def cols_padded(self) -> int:
+        """Columns rounded up to whole vectors."""
+        return ceil_div(self.cols, self.vector) * self.vector
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Launch numbers of one kernel on one problem, and the reason for them."""
+
+    block: int  # threads a block (Triton: 32 x warps)
+    why: str
+    vectors: int = 0  # v3: 16-byte vectors a thread holds
+    blocks: int = 0  # v4: blocks in the grid
+    parts: int = 0  # v5: blocks a row
+    part_cols: int = 0  # v5: columns a block
+    tile: int = 0  # Triton: columns a step
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def next_power_of_two(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def clamp_block(threads: int, low: int = WARP, high: int = MAX_BLOCK) -> int:
+    return min(max(next_power_of_two(threads), low), high)
+
+
+# ---- the ladder's rungs
+
+V3_ELEMENTS = 32  # floats of the row a thread holds: 64 registers at 1,024 threads, none spilled
+V3_MAX_COLS = MAX_BLOCK * V3_ELEMENTS
+V5_PART_VECTORS = 4  # 16-byte vectors a thread folds: one load latency, four loads under way
+BLOCKS = (32, 64, 128, 256, 512, 1024)  # what a sweep tries
+
+
+def _one_block(p: Problem, block: int | None, columns_a_thread: int) -> Numbers:
+    """One block a row. About 16 elements, or 4 vectors, a thread were best on the H200 (4,096
+    columns); fewer leave warps that only merge, more leave too few loads under way."""
+    threads = block or clamp_block(ceil_div(p.cols, columns_a_thread))
+    return Numbers(threads, f"one block of {threads} threads a row")
+
+
+def _v0(p: Problem, block: int | None) -> Numbers:
+    threads = block or WARP
+    return Numbers(threads, f"{threads} rows a block: small blocks reach more multiprocessors")
+
+
+def _v3(p: Problem, block: int | None) -> Numbers:
+    vectors_a_row = max(ceil_div(p.cols, p.vector), 1)
+    most = V3_ELEMENTS // p.vector
+    if block is None:  # two vectors a thread were best on the H200, a block of 1,024 the worst
+        block = clamp_block(ceil_div(vectors_a_row, 2), high=MAX_BLOCK // 2)
+        if block * most < vectors_a_row:
+            block = MAX_BLOCK
+    vectors = min(next_power_of_two(ceil_div(vectors_a_row, block)), most)
+    return Numbers(
+        block, f"{block} threads hold the row, {vectors} vectors of 16 bytes each", vectors=vectors
+    )
+
+
+def _v4(p: Problem, block: int | None) -> Numbers:
+    threads = block or clamp_block(ceil_div(p.cols, 4 * p.vector))
+    resident = min(
+        p.facts.max_blocks, p.facts.max_warps * WARP // threads
+    )  # at most 40 registers a thread: warps are the limit, not registers
+    blocks = max(1, min(p.rows, MAX_GRID, p.multiprocessors * resident))
+    return Numbers(threads, f"{blocks} blocks stay and loop over the rows", blocks=blocks)
+
+
+def _v5(p: Problem, block: int | None) -> Numbers:
+    threads = block or 256
+    part_cols = threads * p.vector * V5_PART_VECTORS
+    parts = max(ceil_div(p.cols, part_cols), 1)
+    return Numbers(
+        threads,
+        f"{parts} blocks a row, {part_cols} columns each: cut by columns alone, so a row's bits "
+        "do not depend on its batch",
+        parts=parts,
+        part_cols=part_cols,
+    )
+
+
+def _triton(p: Problem, block: int | None) -> Numbers:
+    tile = min(max(next_power_of_two(p.cols), 128), 4096)
+    threads = block or min(max(tile // 8, 128), 512)
+    return Numbers(threads, f"tiles of {tile} columns, {threads // WARP} warps", tile=tile)
+
+
+_NUMBERS = {
+    "safe": lambda p, b: _one_block(p, b, 16),
+    "v0_thread": _v0,
+    "v1_warp_shuffle": lambda p, b: _one_block(p, b, 16),
+    "v2_vectorized": lambda p, b: _one_block(p, b, 4 * p.vector),
+    "v3_register_cache": _v3,
+    "v4_grid_stride": _v4,
+    "v5_split_row": _v5,
+    "triton_two_pass": _triton,
+    "triton_online": _triton,
+}
+
+
+def numbers(kernel: str, problem: Problem, block: int | None = None) -> Numbers:
+    """Launch numbers for a kernel on a problem; `block` overrides the threads a block.
+
+    >>> numbers("v3_register_cache", Problem(4096, 4096)).vectors
+    2
+    """
+    return _NUMBERS[kernel](problem, block)
+
+
+def sweep(kernel: str, problem: Problem) -> list[Numbers]:
+    """Every block size that a benchmark should try for a kernel, the planned one first."""
+    tried = [numbers(kernel, problem)]
+    for block in BLOCKS:
+        if kernel == "v3_register_cache" and block * V3_ELEMENTS < problem.cols:
+            continue  # the row would not fit
+        candidate = numbers(kernel, problem, block)
+        if candidate not in tried and candidate.block != tried[0].block:
+            tried.append(candidate)
+    return tried
+
+
+def reasons(kernel: str, problem: Problem) -> list[str]:
+    """Why a kernel cannot run a problem, each a sentence; empty: it can."""
+    p = problem
+    why: list[str] = []
+    if kernel in ("torch", "reference"):
+        return why
+    if p.dtype not in ELEMENT_BYTES:
+        why.append(
+            f"{kernel} takes {', '.join(ELEMENT_BYTES)}; this input is {p.dtype} "
+            "(the reference takes float64)"
+        )
+    if p.device != "cuda":
+        why.append(f"{kernel} runs on CUDA tensors; this one is on {p.device}")
+    if kernel == "v3_register_cache" and p.cols > V3_MAX_COLS:
+        why.append(
+            f"v3_register_cache holds at most {V3_MAX_COLS} columns "
+            f"({MAX_BLOCK} threads x {V3_ELEMENTS} elements); this row has {p.cols}: "
+            "v2_vectorized, v4_grid_stride and v5_split_row have no such limit"
+        )
+    blocks = p.rows
+    if kernel == "v5_split_row" and p.dtype in ELEMENT_BYTES:
+        blocks = p.rows * numbers(kernel, p).parts
+    if blocks > MAX_GRID and kernel not in ("v0_thread", "v4_grid_stride"):
+        why.append(
+            f"{kernel} would need {blocks} blocks, more than the {MAX_GRID} of a grid: "
+            "v4_grid_stride loops over any number of rows"
+        )
+    return why
+
+
+# ---- the choice
+
+SPLIT_MIN_COLS = 8192  # below, one block has the row in about the time of one launch
+
+
+def choose(problem: Problem) -> tuple[str, str]:
+    """The kernel for a problem and the reason, a sentence.
+
+    >>> choose(Problem(4096, 4096))[0]
+    'v3_register_cache'
+    >>> choose(Problem(1, 1_048_576))[0]
+    'v5_split_row'
+    """
+    p = problem
+    if p.device == "cpu":
+        return "torch", "a CPU tensor: ATen's softmax in float32 (float64) has our semantics"
+    if p.device != "cuda" or p.dtype not in ELEMENT_BYTES:
+        return "reference", f"{p.dtype} on {p.device}: no kernel of ours, so the reference"
+    if (
+        p.cols >= SPLIT_MIN_COLS
+        and p.rows * 2 <= p.multiprocessors
+        and not reasons("v5_split_row", p)
+    ):
+        return (
+            "v5_split_row",
+            f"{p.rows} rows cannot fill {p.multiprocessors} multiprocessors with a block each: "
+            "several share a row",
+        )
+    if p.cols <= V3_MAX_COLS and p.rows <= MAX_GRID:
+        return (
+            "v3_register_cache",
+            f"{p.cols} columns fit in one block's registers: one read, one write, the least",
+        )
+    if p.rows <= MAX_GRID:
+        return (
+            "v2_vectorized",
+            f"{p.cols} columns are past the register limit of {V3_MAX_COLS}: two reads, the second "
+            "mostly from L2",
+        )
+    return "v4_grid_stride", f"{p.rows} rows are more than a grid has blocks: a fixed grid loops"
+
+
+def why_not(kernel: str, problem: Problem) -> str:
+    """What speaks against a kernel that could run a problem, a sentence."""
+    p = problem
+    if kernel == "v3_register_cache":
+        return f"{p.rows} rows, a block each, leave {p.multiprocessors} multiprocessors mostly idle"
+    if kernel == "v5_split_row":
+        if p.cols < SPLIT_MIN_COLS:
+            return f"{p.cols} columns are too few to share among blocks"
+        return f"{p.rows} rows already fill {p.multiprocessors} multiprocessors, a block each"
+    return {
+        "safe": "reads every element three times",
+        "v0_thread": "neighbouring threads read a whole row apart: a sector moved for each element",
+        "v1_warp_shuffle": "moves one element an instruction, where v2_vectorized moves 16 bytes",
+        "v2_vectorized": "reads every element twice",
+        "v4_grid_stride": "reads every element twice; a fixed grid gains nothing over a plain one",
+        "triton_two_pass": "reads every element three times",
+        "triton_online": "reads every element twice",
+    }[kernel]

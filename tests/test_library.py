@@ -1,0 +1,164 @@
+"""softmax inside torch: opcheck, gradients of every kind, vmap, compile, autocast, routes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+from torch.library import opcheck
+
+from online_softmax import library, softmax
+
+CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a CUDA device")])  # fmt: skip
+DEVICES = pytest.mark.parametrize("device", ["cpu", CUDA])
+
+
+def _double(*shape: int, device: str = "cpu", grad: bool = True) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(*shape, generator=generator, dtype=torch.double).to(device)
+    return x.requires_grad_(grad)
+
+
+@DEVICES
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("dim", [0, -1])
+def test_opcheck(device: str, grad: bool, dim: int) -> None:
+    x = _double(3, 5, device=device, grad=grad)
+    opcheck(torch.ops.online_softmax.softmax.default, (x, dim, ""))
+    transposed = x.detach().t().requires_grad_(grad)
+    opcheck(torch.ops.online_softmax.softmax.default, (transposed, dim, ""))
+    opcheck(torch.ops.online_softmax.softmax_backward.default, (x.t(), x.t(), dim))
+    half = x.detach().float()[:, 1:].requires_grad_(grad)
+    opcheck(torch.ops.online_softmax.softmax.default, (half, dim, ""))
+
+
+@DEVICES
+@pytest.mark.parametrize("dim", [0, 1])
+def test_gradients(device: str, dim: int) -> None:
+    x = _double(3, 4, device=device)
+    gradcheck(
+        lambda x: softmax(x, dim),
+        (x,),
+        check_forward_ad=True,
+        check_batched_grad=True,
+        check_batched_forward_grad=True,
+    )
+    gradgradcheck(lambda x: softmax(x, dim), (x,), check_fwd_over_rev=True)
+
+
+@DEVICES
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_backward_agrees_with_torch(device: str, dtype: torch.dtype) -> None:
+    x = _double(7, 33, device=device, grad=False).to(dtype).requires_grad_()
+    weights = _double(7, 33, device=device, grad=False).to(dtype)
+    (ours,) = torch.autograd.grad((softmax(x) * weights).sum(), x)
+    wide = x.detach().double().requires_grad_()
+    (want,) = torch.autograd.grad((torch.softmax(wide, -1) * weights.double()).sum(), wide)
+    assert ours.dtype == dtype
+    torch.testing.assert_close(ours.double(), want, rtol=0, atol=4 * torch.finfo(dtype).eps)
+
+
+def test_stride_zero_upstream() -> None:  # S08: sum() sends an expanded gradient
+    for x in (_double(32, 32, grad=False), _double(32, 32, grad=False).t()):
+        x = x.detach().requires_grad_()
+        softmax(x).sum().backward()
+        assert x.grad is not None
+        assert x.grad.abs().max() < 1e-15
+
+
+@DEVICES
+def test_vmap_jvp_hessian(device: str) -> None:
+    x = _double(4, 5, device=device, grad=False)
+
+    def ours(v: torch.Tensor) -> torch.Tensor:
+        return (softmax(v) ** 2).sum()
+
+    def want(v: torch.Tensor) -> torch.Tensor:
+        return (torch.softmax(v, -1) ** 2).sum()
+
+    close = torch.testing.assert_close
+    close(torch.vmap(softmax)(x), torch.softmax(x, -1))
+    close(torch.vmap(softmax, in_dims=1)(x), torch.softmax(x.t(), -1))
+    close(torch.vmap(torch.func.grad(ours))(x), torch.vmap(torch.func.grad(want))(x))
+    close(
+        torch.func.jvp(softmax, (x,), (x * x,))[1],
+        torch.func.jvp(lambda v: torch.softmax(v, -1), (x,), (x * x,))[1],
+    )
+    close(torch.func.hessian(ours)(x[0]), torch.func.hessian(want)(x[0]))
+
+
+@DEVICES
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_fullgraph_compile(device: str, dynamic: bool) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda x: softmax(x, 0) * 2, fullgraph=True, backend="aot_eager", dynamic=dynamic
+    )
+    for cols in (6, 7, 9):
+        x = torch.randn(4, cols, device=device, requires_grad=True)
+        compiled(x).square().sum().backward()
+        (want,) = torch.autograd.grad((torch.softmax(x, 0) * 2).square().sum(), x)
+        torch.testing.assert_close(x.grad, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("transform", ["grad", "jvp"])
+def test_functorch_inside_compile_raises(transform: str) -> None:
+    """A traced op has no forward-mode rule: it must say so, not return zeros."""
+    torch._dynamo.reset()
+    x = torch.randn(4, 5)
+    if transform == "grad":
+        inner = torch.func.grad(lambda v: (softmax(v) ** 2).sum())
+    else:
+        inner = lambda v: torch.func.jvp(softmax, (v,), (v,))[1]  # noqa: E731
+    compiled = torch.compile(inner, fullgraph=True, backend="aot_eager")
+    try:
+        got = compiled(x)
+    except Exception:  # noqa: BLE001  any refusal will do
+        return
+    torch.testing.assert_close(got, inner(x))  # a torch that can do it must do it right
+
+
+def test_forward_mode_by_hand() -> None:
+    import torch.autograd.forward_ad as forward_ad
+
+    x = _double(3, 4, grad=False)
+    with forward_ad.dual_level():
+        tangent = forward_ad.unpack_dual(softmax(forward_ad.make_dual(x, x * x))).tangent
+    want = torch.func.jvp(lambda v: torch.softmax(v, -1), (x,), (x * x,))[1]
+    torch.testing.assert_close(tangent, want)
+
+
+def test_modes_and_subclasses_take_the_op() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode() as mode:
+        y = softmax(mode.from_tensor(torch.randn(3, 4)))
+    assert y.shape == (3, 4)
+
+    class Tagged(torch.Tensor):
+        pass
+
+    assert type(softmax(torch.randn(3, 4).as_subclass(Tagged))) is Tagged
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_autocast_gives_float32(dtype: torch.dtype) -> None:  # S71
+    x = torch.randn(4, 100, device="cuda", dtype=dtype, requires_grad=True)
+    with torch.autocast("cuda", dtype=torch.float16):
+        y = softmax(x)
+    assert y.dtype == torch.float32
+    y.square().sum().backward()
+    assert x.grad is not None
+    assert x.grad.dtype == dtype
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["_functorch_active", "_below_autograd", "_after_autograd", "_torch_function_modes",
+     "_torch_dispatch_modes", "_SingleLevelFunction"],
+)  # fmt: skip
+def test_private_names_of_torch(name: str) -> None:
+    assert getattr(library, name, None) is not None, f"this torch has no {name} any more"
