@@ -42,8 +42,7 @@ help: ## this page
 	@echo '                                     make test ARGS="-k trace"'
 	@echo '  PYTHON=python3  that interpreter, as it is; no environment is made. With a CUDA torch in it:'
 	@echo '                                     make test-gpu PYTHON=python3'
-	@echo "  PIP_ARGS=...    for pip:           the CPU build of torch alone (0.2 GB instead of 3):"
-	@echo '                                     make run PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"'
+	@echo "  PIP_ARGS=...    more for pip, such as a folder of wheels: make run PIP_ARGS='--find-links DIR'"
 
 # ---- for everyone
 

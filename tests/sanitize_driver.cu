@@ -16,13 +16,13 @@
 #include "../src/online_softmax/cuda/ladder/v4_grid_stride.cu"
 #include "../src/online_softmax/cuda/ladder/v5_split_row.cu"
 
-#define CHECK(call)                                                                             \
-  do {                                                                                          \
-    cudaError_t status = (call);                                                                \
-    if (status != cudaSuccess) {                                                                \
-      std::printf("%s:%d %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(status));     \
-      std::exit(1);                                                                             \
-    }                                                                                           \
+#define CHECK(call)                                                                         \
+  do {                                                                                      \
+    cudaError_t status = (call);                                                            \
+    if (status != cudaSuccess) {                                                            \
+      std::printf("%s:%d %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(status)); \
+      std::exit(1);                                                                         \
+    }                                                                                       \
   } while (0)
 
 // narrow and widen run on the GPU, so that the CPU side needs no half arithmetic.
@@ -58,15 +58,18 @@ int check(const char* type, int64_t rows, int64_t cols, int64_t pad, double tole
   constexpr int MOST = 32 / Vector<T>::N;
   const std::vector<std::pair<const char*, std::function<bool()>>> rungs = {
       {"safe", [&] { return safe<T><<<rows, 128>>>(x, y, rows, cols, stride), true; }},
-      {"v0", [&] { return v0_thread<T><<<(rows + 31) / 32, 32>>>(x, y, rows, cols, stride), true; }},
+      {"v0",
+       [&] { return v0_thread<T><<<(rows + 31) / 32, 32>>>(x, y, rows, cols, stride), true; }},
       {"v1", [&] { return v1_warp_shuffle<T><<<rows, 96>>>(x, y, rows, cols, stride), true; }},
       {"v2", [&] { return v2_vectorized<T><<<rows, 128>>>(x, y, rows, cols, stride), true; }},
-      {"v3", [&] {
+      {"v3",
+       [&] {
          if (cols > 256 * 32) return false;
          return v3_register_cache<T, MOST><<<rows, 256>>>(x, y, rows, cols, stride), true;
        }},
       {"v4", [&] { return v4_grid_stride<T><<<2, 64>>>(x, y, rows, cols, stride), true; }},
-      {"v5", [&] {
+      {"v5",
+       [&] {
          v5_fold_part<T><<<rows * parts, 64>>>(x, states, cols, stride, parts, part_cols);
          v5_emit_part<T><<<rows * parts, 64>>>(x, y, states, cols, stride, parts, part_cols);
          return true;
@@ -95,7 +98,8 @@ int check(const char* type, int64_t rows, int64_t cols, int64_t pad, double tole
     std::printf("%-4s %-9s %3lld x %-6lld pad %lld: error %.1e %s\n", name, type, (long long)rows,
                 (long long)cols, (long long)pad, worst, ok ? "ok" : "WRONG");
   }
-  for (void* p : {(void*)x, (void*)y, (void*)states, (void*)wide_x, (void*)wide_y}) CHECK(cudaFree(p));
+  for (void* p : {(void*)x, (void*)y, (void*)states, (void*)wide_x, (void*)wide_y})
+    CHECK(cudaFree(p));
   return wrong;
 }
 

@@ -30,6 +30,7 @@ def softmax(x: Tensor, dim: int = -1, *, kernel: str | None = None) -> Tensor:
         ValueError: no kernel has that name, or it cannot run this problem; with the reasons.
 
     Example:
+        >>> import torch
         >>> softmax(torch.tensor([1.0, 5.0, 3.0]))
         tensor([0.0159, 0.8668, 0.1173])
 

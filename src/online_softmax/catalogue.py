@@ -15,6 +15,7 @@ from online_softmax.plan import Numbers, Problem
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 DTYPES = (*FLOATS, torch.float64)
+_DTYPE_NAMES = tuple(str(dtype).removeprefix("torch.") for dtype in DTYPES)
 RUNG_ARCHES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120")
 
 
@@ -194,9 +195,20 @@ def explain(rows: int, cols: int, dtype: str = "float32", arch: str = plan.DEFAU
         dtype: "float32", "float16", "bfloat16" or "float64".
         arch: an architecture of plan.ARCHES, "sm_90a" for example.
 
+    Raises:
+        ValueError: an unknown type or architecture, or a negative size.
+
     >>> print(explain(1, 1_048_576).splitlines()[0])
-    v5_split_row: 1 rows cannot fill 132 multiprocessors with a block each: several share a row
+    v5_split_row: 1 row cannot fill 132 multiprocessors, a block each: several blocks share a row
     """
+    if arch not in plan.ARCHES:
+        raise ValueError(f"explain(): no facts about {arch!r}; known are {', '.join(plan.ARCHES)}")
+    if dtype not in _DTYPE_NAMES:
+        raise ValueError(
+            f"explain(): dtype must be one of {', '.join(_DTYPE_NAMES)}, got {dtype!r}"
+        )
+    if rows < 0 or cols < 0:
+        raise ValueError(f"explain(): rows and cols must be at least 0, got {rows} x {cols}")
     problem = Problem(rows, cols, dtype, arch=arch)
     kernel, why = choose(problem)
     lines = [f"{kernel.name}: {why}"]

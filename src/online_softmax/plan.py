@@ -109,6 +109,7 @@ def clamp_block(threads: int, low: int = WARP, high: int = MAX_BLOCK) -> int:
 V3_ELEMENTS = 32  # floats of the row a thread holds: 64 registers at 1,024 threads, none spilled
 V3_MAX_COLS = MAX_BLOCK * V3_ELEMENTS
 V5_PART_VECTORS = 4  # 16-byte vectors a thread folds: one load latency, four loads under way
+TRITON_TILE = 4096  # columns a step; longer rows gain from more, up to 16,384 (not yet tuned)
 BLOCKS = (32, 64, 128, 256, 512, 1024)  # what a sweep tries
 
 
@@ -139,9 +140,9 @@ def _v3(p: Problem, block: int | None) -> Numbers:
 
 def _v4(p: Problem, block: int | None) -> Numbers:
     threads = block or clamp_block(ceil_div(p.cols, 4 * p.vector))
-    resident = min(
-        p.facts.max_blocks, p.facts.max_warps * WARP // threads
-    )  # at most 40 registers a thread: warps are the limit, not registers
+    # 40 registers a thread in 16-bit types: a few of these may wait their turn, which costs less
+    # than a smaller grid.
+    resident = min(p.facts.max_blocks, p.facts.max_warps * WARP // threads)
     blocks = max(1, min(p.rows, MAX_GRID, p.multiprocessors * resident))
     return Numbers(threads, f"{blocks} blocks stay and loop over the rows", blocks=blocks)
 
@@ -160,8 +161,9 @@ def _v5(p: Problem, block: int | None) -> Numbers:
 
 
 def _triton(p: Problem, block: int | None) -> Numbers:
-    tile = min(max(next_power_of_two(p.cols), 128), 4096)
-    threads = block or min(max(tile // 8, 128), 512)
+    tile = min(max(next_power_of_two(p.cols), 128), TRITON_TILE)
+    # A slice of four vectors a thread, the best on the H200 at 4,096 columns.
+    threads = block or clamp_block(tile // (4 * p.vector))
     return Numbers(threads, f"tiles of {tile} columns, {threads // WARP} warps", tile=tile)
 
 
@@ -234,6 +236,10 @@ def reasons(kernel: str, problem: Problem) -> list[str]:
 SPLIT_MIN_COLS = 8192  # below, one block has the row in about the time of one launch
 
 
+def _rows(problem: Problem) -> str:
+    return "1 row" if problem.rows == 1 else f"{problem.rows} rows"
+
+
 def choose(problem: Problem) -> tuple[str, str]:
     """The kernel for a problem and the reason, a sentence.
 
@@ -254,8 +260,8 @@ def choose(problem: Problem) -> tuple[str, str]:
     ):
         return (
             "v5_split_row",
-            f"{p.rows} rows cannot fill {p.multiprocessors} multiprocessors with a block each: "
-            "several share a row",
+            f"{_rows(p)} cannot fill {p.multiprocessors} multiprocessors, a block each: "
+            "several blocks share a row",
         )
     if p.cols <= V3_MAX_COLS and p.rows <= MAX_GRID:
         return (
@@ -275,14 +281,14 @@ def why_not(kernel: str, problem: Problem) -> str:
     """What speaks against a kernel that could run a problem, a sentence."""
     p = problem
     if kernel == "v3_register_cache":
-        return f"{p.rows} rows, a block each, leave {p.multiprocessors} multiprocessors mostly idle"
+        return f"{_rows(p)}, a block each, would leave most of {p.multiprocessors} SMs idle"
     if kernel == "v5_split_row":
         if p.cols < SPLIT_MIN_COLS:
             return f"{p.cols} columns are too few to share among blocks"
-        return f"{p.rows} rows already fill {p.multiprocessors} multiprocessors, a block each"
+        return f"{_rows(p)}, a block each, already fill {p.multiprocessors} multiprocessors"
     return {
         "safe": "reads every element three times",
-        "v0_thread": "neighbouring threads read a whole row apart: a sector moved for each element",
+        "v0_thread": "one thread a row: few threads, each waiting for its own sector of memory",
         "v1_warp_shuffle": "moves one element an instruction, where v2_vectorized moves 16 bytes",
         "v2_vectorized": "reads every element twice",
         "v4_grid_stride": "reads every element twice; a fixed grid gains nothing over a plain one",

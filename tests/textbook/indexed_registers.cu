@@ -4,7 +4,8 @@
 #include "../../src/online_softmax/cuda/fold.cuh"
 
 template <typename T>
-__global__ void indexed_registers(const T* x, T* y, int64_t rows, int64_t cols, int64_t x_row_stride) {
+__global__ void indexed_registers(const T* x, T* y, int64_t rows, int64_t cols,
+                                  int64_t x_row_stride) {
   const T* x_row = x + blockIdx.x * x_row_stride;
   float cache[32];
   int count = 0;

@@ -16,7 +16,8 @@ __device__ State textbook_warp(State s) {
 }
 
 template <typename T>
-__global__ void unguarded_merge(const T* x, T* y, int64_t rows, int64_t cols, int64_t x_row_stride) {
+__global__ void unguarded_merge(const T* x, T* y, int64_t rows, int64_t cols,
+                                int64_t x_row_stride) {
   SHARED_ARRAY(State, partial, MAX_WARPS);
   const T* x_row = x + blockIdx.x * x_row_stride;
   State s = lift(load(x_row + threadIdx.x));  // at least one element a thread

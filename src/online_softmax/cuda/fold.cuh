@@ -3,7 +3,8 @@
 #include "online.cuh"
 
 constexpr int WARP = 32;
-constexpr int MAX_WARPS = 32;  // a block has at most 1,024 threads
+constexpr int MAX_THREADS = 1024;  // a block; told to the compiler, so that registers suffice
+constexpr int MAX_WARPS = MAX_THREADS / WARP;
 
 __device__ __forceinline__ int lane_id() { return int(threadIdx.x) % WARP; }
 __device__ __forceinline__ int warp_id() { return int(threadIdx.x) / WARP; }
@@ -70,7 +71,7 @@ template <bool WHOLE, typename T>
 __device__ __forceinline__ State fold_vectors(const T* row, int64_t first, int64_t last) {
   constexpr int N = Vector<T>::N;
   State s = empty();
-#pragma unroll 4  // several loads under way at once
+#pragma unroll 4  // fewer branches; each vector is still absorbed before the next is loaded
   for (int64_t col = first + threadIdx.x * N; col < last; col += blockDim.x * N) {
     float x[N];
     load_vector<WHOLE>(row, col, last, x);
@@ -80,7 +81,8 @@ __device__ __forceinline__ State fold_vectors(const T* row, int64_t first, int64
 }
 
 template <typename T>
-__device__ __forceinline__ State thread_fold(const T* row, int64_t first, int64_t last, bool whole) {
+__device__ __forceinline__ State thread_fold(const T* row, int64_t first, int64_t last,
+                                             bool whole) {
   return whole ? fold_vectors<true>(row, first, last) : fold_vectors<false>(row, first, last);
 }
 

@@ -16,7 +16,7 @@ typedef unsigned long long uint64_t;
 #include <stdint.h>
 #endif
 #define SHARED_ARRAY(T, name, n) __shared__ T name[n]
-#define DYNAMIC_SHARED(T, name)                              \
+#define DYNAMIC_SHARED(T, name)                               \
   extern __shared__ __align__(16) unsigned char name##_raw[]; \
   T* name = reinterpret_cast<T*>(name##_raw)
 namespace host {  // the host counts the traffic; on the GPU these vanish
@@ -64,7 +64,9 @@ __device__ __forceinline__ float not_a_number() { return bits_to_float(0x7ffffff
 
 __device__ __forceinline__ float widen(float x) { return x; }
 
-__device__ __forceinline__ float widen(bfloat16_t x) { return bits_to_float(uint32_t(x.bits) << 16); }
+__device__ __forceinline__ float widen(bfloat16_t x) {
+  return bits_to_float(uint32_t(x.bits) << 16);
+}
 
 __device__ __forceinline__ float widen(half_t x) {
 #ifdef ONLINE_SOFTMAX_HOST
@@ -112,8 +114,10 @@ __device__ __forceinline__ half_t narrow<half_t>(float x) {
   const uint32_t bits = float_to_bits(x), sign = (bits >> 16) & 0x8000u;
   const uint32_t magnitude = bits & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return {0x7fff};
-  if (magnitude >= 0x477ff000u) return {static_cast<unsigned short>(sign | 0x7c00u)};  // over 65,519
-  if (magnitude < 0x38800000u) {  // under 2^-14: subnormal, a multiple of 2^-24; adding 0.5 rounds to one
+  if (magnitude >= 0x477ff000u)
+    return {static_cast<unsigned short>(sign | 0x7c00u)};  // over 65,519
+  if (magnitude <
+      0x38800000u) {  // under 2^-14: subnormal, a multiple of 2^-24; adding 0.5 rounds to one
     const uint32_t rounded = float_to_bits(bits_to_float(magnitude) + 0.5f) - 0x3f000000u;
     return {static_cast<unsigned short>(sign | rounded)};
   }
@@ -185,8 +189,8 @@ __device__ __forceinline__ void store16(void* address, uint4 words) {
   host::require_aligned(address, VECTOR_BYTES);
   *reinterpret_cast<uint4*>(address) = words;
 #else
-  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(words.x), "r"(words.y),
-               "r"(words.z), "r"(words.w)
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(words.x),
+               "r"(words.y), "r"(words.z), "r"(words.w)
                : "memory");
 #endif
 }

@@ -174,12 +174,10 @@ def time_ladder(
         record = catalogue.KERNELS[name]
         variants = plan.sweep(name, problem) if sweep else [record.numbers(problem)]
         tried: dict[str, Call] = {str(n.block): _variant(record, n) for n in variants}
-        if len(tried) > 1:
-            ranked = interleaved(buffers, tried, rounds=1, replays=QUICK_REPLAYS)
-            every[name] = {int(b): t.median_us for b, t in ranked.items() if not t.refused}
-            blocks[name] = min(every[name], key=every[name].__getitem__)
-        else:
-            blocks[name] = variants[0].block
+        ranked = interleaved(buffers, tried, 1, QUICK_REPLAYS) if len(tried) > 1 else {}
+        every[name] = {int(b): t.median_us for b, t in ranked.items() if not t.refused}
+        first = variants[0].block
+        blocks[name] = min(every[name], key=every[name].__getitem__, default=first)
         best[name] = tried[str(blocks[name])]
     contenders = {"copy": copy_call, **{name: RIVALS[name]() for name in rivals}, **best}
     if production:

@@ -80,6 +80,8 @@ KINDS: dict[str, tuple[str, Kind]] = {
     "descending": ("", lambda x, r, c, n: x.sort(-1, descending=True).values),
     "zeros": ("S10 S11", lambda x, r, c, n: torch.zeros_like(x)),
     "signed_zeros": ("", lambda x, r, c, n: torch.zeros_like(x).copysign(x)),
+    # Every term the same: a running float sum rounds the same way each time and loses digits.
+    "one_then_equal": ("", lambda x, r, c, n: _at(c, 0, 0.0, -1.3 + 0 * x)),
     "equal": ("S11", lambda x, r, c, n: torch.full_like(x, 300.0)),
     "pattern_minus_1e7": (
         "S13",
@@ -207,6 +209,7 @@ def _values() -> Iterator[Case]:
         yield _case(5, 1_048_577, kind, "gpu")
     yield _case(5, 64, "nan_then_plus_inf", phase=1, gap=2)
     yield _case(1, 40960, "linspace", source="S61")
+    yield _case(1, 65536, "one_then_equal")
     yield _case(3, 4096, "zeros", source="S11")
     for source, given in (
         ("S13", [[-1e7, 1 - 1e7, -1 - 1e7, -1e7]]),

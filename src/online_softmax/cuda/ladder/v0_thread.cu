@@ -1,6 +1,6 @@
 // v0: the online recurrence, one thread a row. Maximum and sum in one pass: two reads instead of three.
-// Neighbouring threads read elements a whole row apart, so each 4-byte read moves a 32-byte sector:
-// the algorithm got better and the memory traffic worse.
+// Neighbouring threads touch elements a whole row apart, so a warp's one instruction needs 32
+// sectors of 32 bytes where neighbours would share 4; and rows threads are few for a whole GPU.
 #include "../fold.cuh"
 
 constexpr int PART = 256;  // elements summed in one go

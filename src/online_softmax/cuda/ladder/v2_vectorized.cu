@@ -4,9 +4,10 @@
 #include "../fold.cuh"
 
 template <typename T>
-__global__ void v2_vectorized(const T* __restrict__ x,  // (rows, cols) input, rows x_row_stride apart
-                              T* __restrict__ y,        // (rows, cols) output, contiguous
-                              int64_t rows, int64_t cols, int64_t x_row_stride) {
+__global__ void v2_vectorized(
+    const T* __restrict__ x,  // (rows, cols) input, rows x_row_stride apart
+    T* __restrict__ y,        // (rows, cols) output, contiguous
+    int64_t rows, int64_t cols, int64_t x_row_stride) {
   const int64_t row = blockIdx.x;
   const T* x_row = x + row * x_row_stride;
   T* y_row = y + row * cols;

@@ -3,8 +3,6 @@
 #include "../emit.cuh"
 #include "../fold.cuh"
 
-constexpr int MAX_THREADS = 1024;
-
 // VECTORS and every index into `cache` are known at compile time: an array indexed at run time
 // would land in local memory, which is device memory again.
 template <bool READ_WHOLE, bool WRITE_WHOLE, int VECTORS, typename T>
@@ -14,7 +12,7 @@ __device__ __forceinline__ void cached_row(const T* x_row, T* y_row, int cols) {
   float cache[VECTORS * N];
 #pragma unroll
   for (int v = 0; v < VECTORS; ++v) {
-    float(&x)[N] = *reinterpret_cast<float(*)[N]>(&cache[v * N]);
+    float (&x)[N] = *reinterpret_cast<float (*)[N]>(&cache[v * N]);
     load_vector<READ_WHOLE>(x_row, first + v * step, cols, x);
   }
 
@@ -23,7 +21,7 @@ __device__ __forceinline__ void cached_row(const T* x_row, T* y_row, int cols) {
   const Softmax emit = {s};
 #pragma unroll
   for (int v = 0; v < VECTORS; ++v) {
-    float(&x)[N] = *reinterpret_cast<float(*)[N]>(&cache[v * N]);
+    float (&x)[N] = *reinterpret_cast<float (*)[N]>(&cache[v * N]);
 #pragma unroll
     for (int i = 0; i < N; ++i) x[i] = emit(x[i]);
     store_vector<WRITE_WHOLE>(y_row, first + v * step, cols, x);

@@ -6,28 +6,32 @@
 
 // Reads part_cols elements a block, writes one state.
 template <typename T>
-__global__ void v5_fold_part(const T* __restrict__ x,  // (rows, cols) input, rows x_row_stride apart
-                             State* __restrict__ states,  // (rows, parts) output
-                             int64_t cols, int64_t x_row_stride, int64_t parts, int64_t part_cols) {
+__global__ void v5_fold_part(
+    const T* __restrict__ x,     // (rows, cols) input, rows x_row_stride apart
+    State* __restrict__ states,  // (rows, parts) output
+    int64_t cols, int64_t x_row_stride, int64_t parts, int64_t part_cols) {
   allow_next_kernel();  // the second kernel may be launched now; it waits before it reads states
   const int64_t row = blockIdx.x / parts, part = blockIdx.x % parts;
   const T* x_row = x + row * x_row_stride;
-  const int64_t first = part * part_cols, last = first + part_cols < cols ? first + part_cols : cols;
+  const int64_t first = part * part_cols,
+                last = first + part_cols < cols ? first + part_cols : cols;
   const State s = block_merge(thread_fold(x_row, first, last, is_whole(x_row, cols)));
   if (threadIdx.x == 0) states[blockIdx.x] = s;
 }
 
 // Reads the row's states and part_cols elements again (from L2 if the input fits there), writes them.
 template <typename T>
-__global__ void v5_emit_part(const T* __restrict__ x,  // (rows, cols) input, rows x_row_stride apart
-                             T* __restrict__ y,        // (rows, cols) output, contiguous
-                             const State* states,      // (rows, parts) input
-                             int64_t cols, int64_t x_row_stride, int64_t parts, int64_t part_cols) {
+__global__ void v5_emit_part(
+    const T* __restrict__ x,  // (rows, cols) input, rows x_row_stride apart
+    T* __restrict__ y,        // (rows, cols) output, contiguous
+    const State* states,      // (rows, parts) input
+    int64_t cols, int64_t x_row_stride, int64_t parts, int64_t part_cols) {
   wait_for_previous_kernel();  // states: written by v5_fold_part, read below
   const int64_t row = blockIdx.x / parts, part = blockIdx.x % parts;
   const T* x_row = x + row * x_row_stride;
   T* y_row = y + row * cols;
-  const int64_t first = part * part_cols, last = first + part_cols < cols ? first + part_cols : cols;
+  const int64_t first = part * part_cols,
+                last = first + part_cols < cols ? first + part_cols : cols;
 
   State s = empty();
   for (int64_t i = threadIdx.x; i < parts; i += blockDim.x) s = merge(s, states[row * parts + i]);

@@ -1,0 +1,267 @@
+"""The matrix a ladder runs on: random, the shipped sample, or a tensor from a person's own file.
+
+Whatever is wrong with a file is one line, `BadInput`; nothing here prints.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+import struct
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+SEED = 20180508  # of random input: the same values on every machine of a kind
+MAX_DIMS = 4
+SUFFIXES = (".npy", ".npz", ".pt", ".pth", ".safetensors")
+DTYPES = {
+    "float32": ("fp32", "f32", "float"),
+    "float16": ("fp16", "f16", "half"),
+    "bfloat16": ("bf16",),
+}
+KERNEL_DTYPES = tuple(getattr(torch, name) for name in DTYPES)
+# What numpy's and torch's readers raise at bytes that are not theirs.
+_UNREADABLE = (
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    MemoryError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    pickle.UnpicklingError,
+    struct.error,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
+
+class BadInput(ValueError):  # noqa: N818 a state of the input, told to a person
+    """An input that no kernel can take; the message is one line for the person who gave it."""
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """rows x cols values, softmax along cols; `take(n)` makes the first n rows."""
+
+    rows: int
+    cols: int
+    dtype: torch.dtype
+    source: str  # where the values come from, in words
+    take: Callable[[int], Tensor]  # -> (n, cols), cols contiguous
+    notes: tuple[str, ...] = ()  # what was done to the values, each a sentence
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The dtype of that name: "float32", "fp32", "bf16"...
+
+    >>> dtype_of("half")
+    torch.float16
+    """
+    for dtype, aliases in DTYPES.items():
+        if name.lower().removeprefix("torch.") in (dtype, *aliases):
+            return getattr(torch, dtype)
+    raise BadInput(f"no kernel takes dtype {name!r}: give float32, float16 or bfloat16")
+
+
+def short_name(dtype: torch.dtype) -> str:
+    """A dtype as people write it: "bfloat16"."""
+    return str(dtype).removeprefix("torch.")
+
+
+def random(rows: int, cols: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> Matrix:
+    """Normal random numbers from a fixed seed, made on the device."""
+
+    def take(count: int) -> Tensor:
+        generator = torch.Generator(device).manual_seed(SEED)
+        return torch.randn(count, cols, generator=generator, device=device).to(dtype)
+
+    return Matrix(rows, cols, dtype, "random normal numbers", take)
+
+
+def sample(dtype: torch.dtype | None = None) -> Matrix:
+    """Real attention scores that come with the package: 1,920 rows of 40, padding -inf."""
+    from online_softmax.lab import cases
+
+    source = "real attention scores (all-MiniLM-L6-v2, layer 3), padding -inf"
+    return from_tensor(cases.sample(), source, dtype)
+
+
+def load(given: str, dtype: torch.dtype | None = None) -> Matrix:
+    """Read a file; softmax runs along its tensor's last dimension.
+
+    Args:
+        given: a path to .npy, .npz, .pt or .safetensors. Where a file holds several tensors,
+            "path:name" says which.
+        dtype: convert to this; None keeps the file's, except that float64 becomes float32.
+
+    Raises:
+        BadInput: the file is missing, empty or not what its name says, or its tensor is not of
+            1 to 4 dimensions of floating-point numbers.
+    """
+    path, name = _split(given)
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise BadInput(f"{path}: the name must end in one of {', '.join(SUFFIXES)}")
+    try:
+        if path.is_dir():
+            raise BadInput(f"{path} is a folder; give a file")
+        if path.stat().st_size == 0:
+            raise BadInput(f"{path} is empty (0 bytes)")
+        found = _one_of(_READ[suffix](path), name, path)
+    except BadInput:
+        raise
+    except FileNotFoundError:
+        raise BadInput(f"{path}: there is no such file") from None
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror or _first_line(error)}") from None
+    except _UNREADABLE as error:
+        raise BadInput(
+            f"{path} is no {suffix} file that holds a tensor: {_first_line(error)}"
+        ) from None
+    return from_tensor(found, str(given), dtype)
+
+
+def from_tensor(tensor: Any, source: str, dtype: torch.dtype | None = None) -> Matrix:
+    """View a tensor of 1 to 4 dimensions as rows x cols along its last one."""
+    tensor = _as_torch(tensor, source)
+    if tensor.layout != torch.strided:
+        raise BadInput(f"{source} holds a sparse tensor: save x.to_dense()")
+    shape = " x ".join(str(n) for n in tensor.shape) or "a single number"
+    if tensor.dtype not in (*KERNEL_DTYPES, torch.float64):
+        raise BadInput(
+            f"{source} holds {short_name(tensor.dtype)}: softmax wants float16, bfloat16, float32 "
+            "or float64"
+        )
+    if not 1 <= tensor.dim() <= MAX_DIMS:
+        raise BadInput(f"{source} has {tensor.dim()} dimensions ({shape}): give 1 to {MAX_DIMS}")
+    if tensor.numel() == 0:
+        raise BadInput(f"{source} has no elements: its shape is {shape}")
+    notes = [] if tensor.dim() == 2 else [f"{shape}, viewed as rows along the last dimension"]
+    wanted = dtype or (torch.float32 if tensor.dtype == torch.float64 else tensor.dtype)
+    if wanted != tensor.dtype:
+        notes.append(
+            f"converted from {short_name(tensor.dtype)} to {short_name(wanted)}"
+            + (": the kernels take no float64" if dtype is None else "")
+        )
+    view = tensor.detach().reshape(-1, tensor.shape[-1])
+    rows, cols = view.shape
+    return Matrix(
+        rows, cols, wanted, source, lambda n: view[:n].to(wanted).contiguous(), tuple(notes)
+    )
+
+
+def moved(matrix: Matrix, device: torch.device | str) -> Matrix:
+    """The same matrix, made on another device."""
+    return replace(matrix, take=lambda n: matrix.take(n).to(device))
+
+
+# ---- reading: each gives an array, a tensor, or several by name
+
+
+def _split(given: str) -> tuple[Path, str | None]:
+    path = Path(given)
+    if not path.exists() and ":" in given:
+        head, _, name = given.rpartition(":")
+        if Path(head).suffix.lower() in SUFFIXES:
+            return Path(head), name
+    return path, None
+
+
+def _read_numpy(path: Path) -> Any:
+    # Mapped, not read: only the rows that run are paid for. "c": writes, if any, stay in memory.
+    return np.load(path, mmap_mode="c", allow_pickle=False)
+
+
+def _read_npz(path: Path) -> Any:
+    found = np.load(path, allow_pickle=False)
+    if not isinstance(found, Mapping):
+        raise BadInput(f"{path} holds one array: rename it to .npy")
+    return found
+
+
+def _read_torch(path: Path) -> Any:
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _read_safetensors(path: Path) -> Any:
+    try:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+    except ImportError:
+        raise BadInput(
+            f"{path}: reading it needs the package safetensors: pip install safetensors"
+        ) from None
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise BadInput(f"{path} is not a .safetensors file: {_first_line(error)}") from None
+
+
+_READ: dict[str, Callable[[Path], Any]] = {
+    ".npy": _read_numpy,
+    ".npz": _read_npz,
+    ".pt": _read_torch,
+    ".pth": _read_torch,
+    ".safetensors": _read_safetensors,
+}
+
+
+def _one_of(found: Any, name: str | None, path: Path) -> Any:
+    """The one tensor of a file, or the one that was named."""
+    if not isinstance(found, Mapping):
+        if name is not None:
+            raise BadInput(f"{path} holds one tensor without a name: leave :{name} away")
+        return found
+    names = [str(key) for key in found]
+    if not names:
+        raise BadInput(f"{path} holds no tensors")
+    if name is None and len(names) == 1:
+        name = names[0]
+    if name not in names:
+        listed = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+        asked = f"none is {name!r}" if name else f"say which, for example {path}:{names[0]}"
+        raise BadInput(f"{path} holds {len(names)} tensors ({listed}): {asked}")
+    return next(value for key, value in found.items() if str(key) == name)
+
+
+def _as_torch(value: Any, source: str) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    if not isinstance(value, np.ndarray):
+        raise BadInput(f"{source} holds a {type(value).__name__}, not a tensor")
+    if value.dtype.kind != "f" or value.dtype.itemsize not in (2, 4, 8):
+        hint = "; save bfloat16 as .pt or .safetensors" if value.dtype.kind == "V" else ""
+        raise BadInput(
+            f"{source} holds {value.dtype}: softmax wants float16, float32 or float64{hint}"
+        )
+    if not value.dtype.isnative:
+        value = value.astype(value.dtype.newbyteorder("="))
+    return torch.from_numpy(value)
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return text[0][:200] if text else type(error).__name__
+
+
+def specials(x: Tensor) -> str:
+    """How many of a matrix's values are not finite, in words; "" if all are."""
+    counts = {
+        "-inf": int((x == -math.inf).sum()),
+        "+inf": int((x == math.inf).sum()),
+        "NaN": int(x.isnan().sum()),
+    }
+    return ", ".join(f"{100 * n / x.numel():.3g} % {name}" for name, n in counts.items() if n)

@@ -1,0 +1,170 @@
+"""What a run of the ladder found, as records; and the JSON lines they are kept in.
+
+A stored file is one header line and one line a rung, for a shell, pandas and report.py alike.
+Infinities and NaN become null. Files joined end to end are read as several runs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a kernel takes on one architecture; of a rung with two kernels, the larger of each."""
+
+    arch: str
+    registers: int = 0  # a thread
+    spill_bytes: int = 0  # a thread, stores and loads
+    stack_bytes: int = 0  # a thread; above 0, an array lives in local memory
+    shared_bytes: int = 0  # a block, static and dynamic
+    occupancy: float = 0.0  # resident warps over the most possible, by theory
+    missing: str = ""  # why there are no figures, a sentence
+
+
+@dataclass(frozen=True)
+class Result:
+    """One rung: is it right, what does it cost, how fast is it. None: not known here."""
+
+    name: str
+    kernel: str  # the catalogue's name; differs from `name` for "production"
+    backend: str
+    idea: str
+    ok: bool | None = None  # agrees with float64; None: it did not run
+    max_error: float | None = None
+    why: str = ""  # what is wrong, a sentence
+    chosen_because: str = ""  # of "production": the planner's sentence
+    reasons: tuple[str, ...] = ()  # why it did not run, each a sentence
+    rows: int = 0  # that it ran on
+    block: int = 0  # threads a block
+    is_counted: bool = False  # by host execution; else reads and writes are predicted
+    reads: float | None = None  # per element, between multiprocessor and L2
+    writes: float | None = None  # per element
+    exps: float | None = None  # counted exponentials per element
+    exps_predicted: float | None = None  # per element
+    figures: tuple[Figures, ...] = ()
+    median_us: float | None = None
+    p20_us: float | None = None
+    p80_us: float | None = None
+    gbs: float | None = None  # ideal bytes over the median, GB/s
+    of_datasheet: float | None = None  # share of the datasheet's bandwidth
+    of_copy: float | None = None  # share of a copy kernel measured in the same run
+    of_torch: float | None = None  # times as fast as torch.softmax
+    every_us: dict[str, float] = field(default_factory=dict)  # by block size, quick medians
+
+
+@dataclass(frozen=True)
+class Header:
+    """What was run, where and how."""
+
+    date: str  # UTC, ISO 8601
+    command: str
+    device: str  # the GPU's name, or "cpu"
+    source: str  # of the values, in words
+    rows: int  # that ran; of a rung, its own figure counts
+    rows_asked: int
+    cols: int
+    dtype: str
+    arches: tuple[str, ...]  # whose registers and occupancy are given
+    versions: dict[str, str | None]
+    machine: dict[str, Any] = field(default_factory=dict)  # driver, clocks...
+    notes: tuple[str, ...] = ()  # what a reader must know, each a sentence
+    is_cold_l2: bool | None = None  # None: nothing was timed
+    clock: str = ""
+    counted_rows: int = 0  # counts were taken on so many rows
+    checked_rows: int = 0  # results were compared with float64 on so many rows
+    bytes_moved: int = 0  # ideal: one read, one write
+    copy_us: float | None = None
+    copy_gbs: float | None = None
+    datasheet_gbs: float | None = None
+    datasheet: str = ""  # whose
+
+
+@dataclass(frozen=True)
+class Run:
+    """One climb of the ladder."""
+
+    header: Header
+    results: tuple[Result, ...]
+
+    @property
+    def is_right(self) -> bool:
+        """No rung gave a wrong result."""
+        return all(result.ok is not False for result in self.results)
+
+    @property
+    def is_timed(self) -> bool:
+        return any(result.median_us is not None for result in self.results)
+
+    def to_json(self) -> dict[str, Any]:
+        """The run as one object of plain JSON values."""
+        rungs = [_plain({"kind": "rung", **asdict(result)}) for result in self.results]
+        return {"header": self._header(), "rungs": rungs}
+
+    def to_lines(self) -> str:
+        """The run as JSON lines: the header, then a line a rung."""
+        whole = self.to_json()
+        lines = [whole["header"], *whole["rungs"]]
+        return "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
+
+    def _header(self) -> dict[str, Any]:
+        return _plain({"kind": "header", "format": FORMAT, **asdict(self.header)})
+
+
+def save(run: Run, path: str | Path) -> None:
+    """Write a run as JSON lines, in place of what stood in the file."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(run.to_lines(), encoding="utf-8")
+
+
+def read(path: str | Path) -> list[Run]:
+    """Read the runs of a file that `save` wrote, or that `ladder --json` printed.
+
+    Raises:
+        ValueError: the file holds something else; one line says what.
+        OSError: it cannot be read.
+    """
+    text = Path(path).read_text(encoding="utf-8")
+    try:
+        try:
+            lines = [json.loads(line) for line in text.splitlines() if line.strip()]
+        except json.JSONDecodeError:
+            whole = json.loads(text)  # one object over many lines
+            lines = [whole["header"], *whole["rungs"]]
+        runs: list[tuple[Header, list[Result]]] = []
+        for line in lines:
+            if line["kind"] == "header":
+                runs.append((_record(Header, line), []))
+            else:
+                figures = tuple(_record(Figures, each) for each in line.get("figures", ()))
+                runs[-1][1].append(_record(Result, {**line, "figures": figures}))
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} holds no results of `ladder --save`: {error!r}") from None
+    if not runs:
+        raise ValueError(f"{path} holds no results of `ladder --save`: it is empty")
+    return [Run(header, tuple(results)) for header, results in runs]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    return value
+
+
+def _record(cls: Any, values: dict[str, Any]) -> Any:
+    """A record from JSON: lists become tuples, names of a later format are passed over."""
+    known = {each.name for each in fields(cls)}
+    return cls(
+        **{k: tuple(v) if isinstance(v, list) else v for k, v in values.items() if k in known}
+    )
