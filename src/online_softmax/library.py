@@ -243,12 +243,12 @@ register_vmap(
 
 
 def _is_plain(x: Tensor) -> bool:
-    """No subclass, mode or autocast that must see the op."""
+    """No subclass, mode or autocast (registered for CUDA alone) that must see the op."""
     return (
         type(x) in (Tensor, torch.nn.Parameter)
         and not _torch_function_modes()
         and not _torch_dispatch_modes()
-        and not torch.is_autocast_enabled(x.device.type)
+        and not (x.is_cuda and torch.is_autocast_enabled("cuda"))
     )
 
 

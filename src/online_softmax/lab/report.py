@@ -158,8 +158,8 @@ def traffic_table(path: Path = TRAFFIC) -> str:
     ]
     size = f"{stored['rows']:,} x {stored['cols']:,} {stored['dtype']}"
     note = (
-        f"Bytes per element, {size}, {stored['machine']['gpu']}, caches emptied before each kernel; "
-        "the planned block sizes. An element is 4 bytes."
+        f"Bytes per element, {size}, {stored["'machine'"]["'gpu'"]}; caches emptied before each "
+        "kernel, planned block sizes. An element is 4 bytes."
     )
     return table(head, rows) + "\n\n" + note
 

@@ -1,0 +1,140 @@
+"""The public functions: every rank, dim and stride; errors of torch's types, saying what to do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import online_softmax
+from online_softmax import State, explain, softmax
+from online_softmax.catalogue import DTYPES, KERNELS
+from online_softmax.lab import cases, judge
+
+CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a CUDA device")])  # fmt: skip
+DEVICES = pytest.mark.parametrize("device", ["cpu", CUDA])
+
+
+@DEVICES
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("view", cases.VIEWS, ids=lambda view: view.name)
+def test_every_view(view: cases.View, dtype: torch.dtype, device: str) -> None:
+    x = judge.lay_out_view(view, dtype, device)
+    before = x.clone()
+    for dim in view.dims:
+        y = softmax(x, dim)
+        assert y.is_contiguous()
+        assert y.device == x.device
+        verdict = judge.check(y, x, dim)
+        assert verdict.ok, f"dim {dim}: {verdict.why}"
+        assert torch.equal(x, before)
+
+
+@DEVICES
+def test_reported_values(device: str) -> None:
+    def close(got: torch.Tensor, want: list[float]) -> None:
+        torch.testing.assert_close(
+            got.cpu().double(), torch.tensor(want).double(), atol=1e-7, rtol=0
+        )
+
+    transposed = torch.arange(1.0, 13, device=device).view(3, 4).t()
+    close(softmax(transposed, 1)[0], [0.0003293, 0.0179803, 0.9816904])  # S05
+    close(
+        softmax(torch.tensor([-245000.0, -245010.0], device=device)), [0.9999546, 0.0000454]
+    )  # S30
+    one = torch.full((1, 100000), -torch.inf, device=device)
+    one[0, 50000] = 10
+    assert softmax(one)[0, 50000] == 1  # S01
+    assert softmax(one).sum() == 1
+    zeros = torch.zeros(1, 4096, dtype=torch.float16, device=device)
+    assert (softmax(zeros) == 1 / 4096).all()  # S11
+
+
+@pytest.mark.parametrize("dim", [-1, 0])
+def test_one_element_and_none(dim: int) -> None:  # S15, S17
+    assert softmax(torch.tensor(3.0), dim) == 1
+    assert softmax(torch.tensor([3.0]), dim) == 1
+    assert softmax(torch.empty(0), dim).shape == (0,)
+
+
+def test_errors_are_torchs() -> None:
+    x = torch.randn(2, 3)
+    for dim in (2, -3, 7):
+        with pytest.raises(IndexError, match=r"dim must be in \[-2, 1\].*got"):
+            softmax(x, dim)
+        with pytest.raises(IndexError):
+            torch.softmax(x, dim)
+    for dtype in (torch.int64, torch.bool):  # S68
+        with pytest.raises(NotImplementedError, match="floating-point"):
+            softmax(x.to(dtype))
+        with pytest.raises((NotImplementedError, RuntimeError)):
+            torch.softmax(x.to(dtype), -1)
+    with pytest.raises(NotImplementedError, match=r"must be one of.*float8"):
+        softmax(x.to(torch.float8_e4m3fn))
+    with pytest.raises(TypeError, match="must be a Tensor, got list"):
+        softmax([1.0, 2.0])
+    with pytest.raises(TypeError, match=r"dim must be an int, got 1\.0"):
+        softmax(x, 1.0)
+    with pytest.raises(ValueError, match=r"no kernel is named 'fast'; there are safe"):
+        softmax(x, kernel="fast")
+    with pytest.raises(ValueError, match="safe runs on CUDA tensors; this one is on cpu"):
+        softmax(x, kernel="safe")
+    with pytest.raises(ValueError, match="triton_online runs on CUDA tensors"):
+        softmax(x, kernel="triton_online")
+
+
+def test_kernels_by_name_on_the_cpu() -> None:
+    x = torch.randn(3, 5)
+    for name in ("torch", "reference"):
+        torch.testing.assert_close(softmax(x, kernel=name), torch.softmax(x, -1))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_by_name_on_the_gpu(name: str) -> None:
+    x = torch.randn(5, 300, device="cuda")
+    assert judge.check(softmax(x, kernel=name), x).ok
+
+
+def test_other_devices_take_the_reference() -> None:
+    y = softmax(torch.empty(3, 4, device="meta"))
+    assert (y.shape, y.device.type) == ((3, 4), "meta")
+
+
+def test_explain() -> None:
+    assert explain(1, 1_048_576).startswith("v5_split_row: 1 row cannot fill")
+    assert "nobody has measured sm_80" in explain(64, 64, "bfloat16", "sm_80")
+    assert explain(64, 64, "float64").startswith("reference")
+    for wrong in ({"arch": "sm_1"}, {"dtype": "int8"}):
+        with pytest.raises(ValueError, match="explain"):
+            explain(64, 64, **wrong)
+    with pytest.raises(ValueError, match="at least 0"):
+        explain(-1, 64)
+    lines = explain(4096, 4096).splitlines()
+    named = {line.split("not ")[1].split(":")[0] for line in lines if line.startswith("  not ")}
+    assert named == {k.name for k in KERNELS.values() if k.rung} - {"v3_register_cache"}
+
+
+def test_state_is_public() -> None:
+    x = torch.tensor([1.0, 5, 3, 9, 2])
+    state = State.of(x[:3]).merge(State.of(x[3:]))
+    torch.testing.assert_close(state.lse(), torch.logsumexp(x, 0))
+    torch.testing.assert_close(state.softmax(x), torch.softmax(x, 0))
+
+
+def test_import_starts_nothing() -> None:  # S39, S62
+    code = (
+        "import sys, torch, online_softmax as o; o.softmax(torch.randn(3, 4));"
+        "assert not torch.cuda.is_initialized();"
+        "assert 'triton' not in sys.modules or 'online_softmax.triton.rows' not in sys.modules;"
+        "assert not any(name.startswith('online_softmax.lab') for name in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_version() -> None:
+    assert online_softmax.__version__ == "0.1.0"
