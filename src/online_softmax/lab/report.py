@@ -159,8 +159,8 @@ def traffic_table(path: Path = TRAFFIC) -> str:
     size = f"{stored['rows']:,} x {stored['cols']:,} {stored['dtype']}"
     gpu = stored["machine"]["gpu"]
     note = (
-        f"Bytes per element, {size}, {gpu}; caches emptied before each kernel, planned block sizes. "
-        "An element is 4 bytes."
+        f"Bytes per element, {size}, {gpu}; caches emptied before each kernel, planned block "
+        "sizes. An element is 4 bytes."
     )
     return table(head, rows) + "\n\n" + note
 
