@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import online_softmax
-from online_softmax import State, explain, softmax
+from online_softmax import State, catalogue, explain, plan, softmax
 from online_softmax.catalogue import DTYPES, KERNELS
 from online_softmax.lab import cases, judge
 
@@ -86,6 +86,54 @@ def test_errors_are_torchs() -> None:
         softmax(x, kernel="triton_online")
 
 
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (2, 0, 4)])
+def test_a_forced_kernel_is_checked_on_empty_tensors_too(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="safe runs on CUDA tensors"):
+        softmax(torch.empty(shape), kernel="safe")
+    for name in ("torch", "reference"):
+        assert softmax(torch.empty(shape), kernel=name).shape == shape
+
+
+def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without cuda-core to Triton, without that to torch, each with the sentence that mends it."""
+    problem = plan.Problem(4096, 4096)
+    monkeypatch.setattr(
+        catalogue, "lacks", lambda backend: "no NVRTC" if backend == "cuda" else None
+    )
+    kernel, why = catalogue.choose(problem)
+    assert (kernel.name, why) == (
+        "triton_online",
+        "triton_online in place of v3_register_cache: no NVRTC",
+    )
+    assert "not v3_register_cache: no NVRTC" in explain(4096, 4096)
+    with pytest.raises(ValueError, match="no NVRTC"):
+        catalogue._forced("safe", problem)
+    monkeypatch.setattr(
+        catalogue, "lacks", lambda b: f"no {b}" if b in ("cuda", "triton") else None
+    )
+    kernel, why = catalogue.choose(problem)
+    assert (kernel.name, why) == ("torch", "torch in place of v3_register_cache: no cuda")
+    with pytest.raises(ValueError, match="no triton"):
+        catalogue._forced("triton_online", problem)
+
+
+def test_block_sizes_are_checked() -> None:
+    problem = plan.Problem(64, 4096)
+    for name in catalogue.KERNELS:
+        if catalogue.KERNELS[name].backend == "cuda":
+            with pytest.raises(ValueError, match="block must be one of"):
+                KERNELS[name].numbers(problem, 48)
+    (why,) = KERNELS["v3_register_cache"].reasons(problem, 32)
+    assert "at most 1024 columns (32 threads" in why
+    assert KERNELS["v3_register_cache"].reasons(problem, 128) == []
+    assert {n.block for n in plan.sweep("v3_register_cache", problem)} == {128, 256, 512, 1024}
+
+
+def test_an_unknown_architecture_is_called_unmeasured() -> None:
+    assert not plan.Problem(4, 4, arch="sm_121").facts.measured
+    assert plan.Problem(4, 4).facts.measured
+
+
 def test_kernels_by_name_on_the_cpu() -> None:
     x = torch.randn(3, 5)
     for name in ("torch", "reference"):
@@ -101,8 +149,10 @@ def test_kernels_by_name_on_the_gpu(name: str) -> None:
 
 
 def test_other_devices_take_the_reference() -> None:
-    y = softmax(torch.empty(3, 4, device="meta"))
+    y = softmax(torch.empty(3, 4, device="meta"))  # it has no values: only the route shows
     assert (y.shape, y.device.type) == ((3, 4), "meta")
+    kernel, why = catalogue.choose(plan.Problem(3, 4, device="meta"))
+    assert (kernel.name, "no kernel of ours" in why) == ("reference", True)
 
 
 def test_explain() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +19,7 @@ import torch
 from torch import Tensor
 from typer.testing import CliRunner
 
+from online_softmax import catalogue
 from online_softmax.catalogue import KERNELS
 from online_softmax.cuda import host
 from online_softmax.lab import cli, info, inputs, ladder, results
@@ -27,6 +30,7 @@ needs_compiler = pytest.mark.skipif(
     not torch.cuda.is_available() and host.compiler() is None and not os.environ.get("CI"),
     reason="host execution needs g++ or clang++",
 )
+on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="the ladder takes the GPU here")
 
 
 def run(*arguments: object, exit_code: int = 0) -> str:
@@ -122,6 +126,7 @@ def test_wrong_kernel_ends_with_1(monkeypatch: pytest.MonkeyPatch):
         (["--arch", "sm_80,sm_42"], "--arch sm_42: known are sm_75"),
         (["--only", "v9"], "--only v9: there are safe, v0_thread"),
         (["--block", "33"], "--block 33: give one of 32, 64"),
+        (["--against", "cudnn"], "--against cudnn: there are torch, compile"),
         (["--sample", "--input", "x.npy"], "not both"),
         (["--sample", "--cols", "3"], "--cols is for random input"),
         (["--from", "nowhere.jsonl"], "nowhere.jsonl cannot be read"),
@@ -131,6 +136,47 @@ def test_wrong_kernel_ends_with_1(monkeypatch: pytest.MonkeyPatch):
 )
 def test_ladder_refuses_in_one_line(arguments: list[str], why: str):
     assert why in refusal("ladder", *arguments)
+
+
+@needs_compiler
+@on_cpu
+def test_nothing_can_run(tmp_path: Path):
+    saved = tmp_path / "run.jsonl"
+    for more in ([], ["--json"], ["--save", saved]):
+        why = refusal("ladder", "--rows", 2, "--cols", 40000, "--only", "v3", *more)
+        assert why.startswith("error: nothing ran: v3_register_cache holds at most 32768 columns")
+    assert not saved.exists()
+
+
+@needs_compiler
+@on_cpu
+def test_rivals_without_a_gpu():
+    """They are not dropped in silence; torch, which is a line of its own, is no rival here."""
+    least = ("ladder", "--rows", 2, "--cols", 64, "--only", "safe,torch")
+    page = run(*least, "--against", "torch,compile")
+    assert "Note: without torch.compile: rivals are timed on a GPU only." in page
+    found = json.loads(run(*least, "--against", "compile", "--json"))
+    assert [rung["name"] for rung in found["rungs"]] == ["safe", "torch"]
+    assert found["header"]["notes"] == [
+        "without torch.compile: rivals are timed on a GPU only",
+    ]
+    for more in ((), ("--against", "torch")):
+        assert json.loads(run(*least, *more, "--json"))["header"]["notes"] == []
+
+
+@needs_compiler
+def test_stored_results_hold_no_local_folder(tmp_path: Path):
+    given, saved, drawn = tmp_path / "x.npy", tmp_path / "run.jsonl", tmp_path / "run.png"
+    np.save(given, np.ones((2, 64), np.float32))
+    names = ("--input", str(given), "--save", str(saved), f"--plot={drawn}")
+    done = process("ladder", *names, "--only", "safe")
+    assert done.returncode == 0, done.stderr
+    header = results.read(saved)[0].header
+    assert header.command == (
+        "online-softmax ladder --input x.npy --save run.jsonl --plot=run.png --only safe"
+    )
+    assert header.source == "x.npy"
+    assert str(tmp_path) not in saved.read_text()
 
 
 @pytest.mark.parametrize("arguments", [["--rows", "0"], ["--rows", "x"], ["--nonsense"], ["more"]])
@@ -343,6 +389,11 @@ def test_explain():
     run("explain", -3, 4, exit_code=2)
 
 
+def test_explain_on_a_gpu_without_facts(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("online_softmax.lab.arguments.arches", lambda _: ["sm_103"])
+    assert refusal("explain", 3, 4).startswith("error: no facts about 'sm_103'; known are sm_75")
+
+
 def test_info():
     found = json.loads(run("info", "--json"))
     assert found["versions"]["torch"] == torch.__version__
@@ -355,11 +406,46 @@ def test_info():
 
 
 def test_info_says_how_to_get_what_is_missing(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(info, "has_triton", lambda: False)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    catalogue.lacks.cache_clear()
     monkeypatch.setattr(host, "compiler", lambda: None)
     page = run("info")
+    catalogue.lacks.cache_clear()
     assert "pip install 'online-softmax[triton]'" in page
     assert "install g++ or clang++" in page
+
+
+def test_where_the_code_comes_from(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    package = tmp_path / "src" / "online_softmax"
+    (package / "cuda" / "ladder").mkdir(parents=True)
+    kernel = package / "cuda" / "ladder" / "safe.cu"
+    kernel.write_text("1")
+    monkeypatch.setattr("online_softmax.__file__", str(package / "__init__.py"))
+    first = info.sources()
+    (package / "plan.py").write_text("no kernel")
+    assert info.sources() == first
+    kernel.write_text("2")
+    assert info.sources() != first
+    assert info.commit() is None
+    if not shutil.which("git"):
+        pytest.skip("needs git")
+
+    def git(*words: str) -> str:
+        who = ["-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "commit.gpgsign=false"]
+        command = ["git", "-C", str(tmp_path), *who, *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "x")
+    git("tag", "v1")
+    short = git("rev-parse", "--short", "HEAD")
+    assert info.commit() == short
+    kernel.write_text("3")
+    assert info.commit() == f"{short}+changes"
+    inside = tmp_path / "lib" / "python" / "online_softmax" / "__init__.py"  # another's checkout
+    monkeypatch.setattr("online_softmax.__file__", str(inside))
+    assert info.commit() is None
 
 
 # ---- as a person runs it
@@ -384,6 +470,14 @@ def test_ascii_terminal():
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.isascii()
+
+
+@pytest.mark.parametrize("command", ["", "ladder", "trace", "explain", "info"])
+def test_help_reads_well(monkeypatch: pytest.MonkeyPatch, command: str):
+    monkeypatch.setenv("COLUMNS", "80")
+    page = run(*command.split(), "--help")
+    assert max(map(len, page.splitlines())) <= 80
+    assert "<" not in page  # a type that Python would say, not a person
 
 
 def test_help_teaches_and_loads_nothing_heavy():

@@ -7,7 +7,10 @@ import io
 import json
 import math
 import os
+import re
+import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +23,7 @@ from online_softmax.cuda import host
 from online_softmax.lab import bench, info, inputs, ladder, plot, results, rung, table
 from online_softmax.lab.inputs import Matrix
 from online_softmax.lab.results import Figures, Result, Run
+from online_softmax.triton import Build
 
 CUDA_RUNGS = [name for name in ladder.RUNGS if KERNELS[name].backend == "cuda"]
 READS = dict(zip(CUDA_RUNGS, (3, 2, 2, 2, 1, 2, 2), strict=True))
@@ -110,25 +114,119 @@ def test_production_is_the_planners_choice(whole: Run):
 
 
 @on_cpu
-def test_production_keeps_the_planners_block(monkeypatch: pytest.MonkeyPatch):
+def test_production_keeps_the_planners_block(matrix_setting: rung.Setting):
     """On a GPU a sweep may find a better block for the rung; what ships does not sweep."""
-    monkeypatch.setattr(info, "bandwidth", lambda _: (4800.0, "datasheet"))
-    name = "v3_register_cache"
-    setting = rung.Setting(plan.Problem(64, 4096), 64, torch.float32, torch.device("cpu"))
-    planned = setting.numbers(KERNELS[name]).block
-    every = {planned // 2: 30.0, planned: 40.0}
-    timing = bench.Timing(30.0, 29.0, 31.0, block=planned // 2, every=every)
-    timings = dict.fromkeys(("copy", "torch", name), timing)
-    x = torch.randn(64, 4096)
-    swept = rung.timed(rung.blank(KERNELS[name]), timings, timing, setting, x)
-    swept = dataclasses.replace(swept, block=planned // 2)
-    shipped = ladder._production(swept, "because", setting, timings, x)
+    name, setting, x = "v3_register_cache", matrix_setting, torch.randn(64, 4096)
+    planned = rung.run(rung.blank(KERNELS[name]), KERNELS[name], setting, x)
+    other = planned.block // 2
+    swept = bench.Timing(30.0, 29.0, 31.0, block=other, every={other: 30.0, planned.block: 40.0})
+    timings = dict.fromkeys(("copy", "torch", name), swept)
+    timings["production"] = bench.Timing(40.0, 39.0, 41.0, block=planned.block)
+    shipped = ladder._production(planned, "because", setting, timings, x)
     assert (shipped.name, shipped.kernel, shipped.chosen_because) == ("production", name, "because")
-    assert (shipped.block, shipped.median_us, shipped.p20_us) == (planned, 40.0, None)
+    assert (shipped.block, shipped.median_us, shipped.p20_us) == (planned.block, 40.0, 39.0)
     assert shipped.of_copy == pytest.approx(0.75)
     assert shipped.gbs == pytest.approx(2 * 64 * 4096 * 4 / 40e3)
-    assert shipped.is_counted
+    assert shipped.every_us == {}
+    assert (shipped.ok, shipped.is_counted) == (True, True)
     assert shipped.exps == shipped.exps_predicted
+    # With --block all have the same block, and the rung's time is production's.
+    del timings["production"]
+    assert ladder._production(planned, "because", setting, timings, x).median_us == 30.0
+
+
+@on_cpu
+def test_production_has_no_time_where_it_failed(matrix_setting: rung.Setting):
+    name, x = "v3_register_cache", torch.randn(64, 4096)
+    planned = dataclasses.replace(rung.blank(KERNELS[name]), ok=True)
+    timings = dict.fromkeys(("copy", "torch", name), bench.Timing(30.0, 29.0, 31.0))
+    timings["production"] = bench.Timing(math.nan, math.nan, math.nan, refused="no memory")
+    shipped = ladder._production(planned, "because", matrix_setting, timings, x)
+    assert (shipped.median_us, shipped.reasons) == (None, ("no memory",))
+    wrong = dataclasses.replace(planned, ok=False)
+    assert ladder._production(wrong, "because", matrix_setting, timings, x).median_us is None
+
+
+# ---- rivals
+
+
+@pytest.fixture
+def matrix_setting(monkeypatch: pytest.MonkeyPatch) -> rung.Setting:
+    """64 x 4096 as on a GPU, for hand-made timings."""
+    monkeypatch.setattr(info, "bandwidth", lambda _: (4800.0, "datasheet"))
+    return rung.Setting(plan.Problem(64, 4096), 64, torch.float32, torch.device("cpu"))
+
+
+def filling(x: Tensor, y: Tensor) -> None:
+    torch.softmax(x, -1, out=y)
+
+
+def returning(x: Tensor, y: Tensor) -> Tensor:
+    return torch.softmax(x, -1)
+
+
+@on_cpu
+@pytest.mark.parametrize("call", [filling, returning])
+def test_rival_has_a_row(
+    monkeypatch: pytest.MonkeyPatch, matrix_setting: rung.Setting, call: bench.Call
+):
+    monkeypatch.setitem(bench.RIVALS, "compile", lambda: call)
+    timings = {
+        "copy": bench.Timing(30.0, 29.0, 31.0),
+        "torch": bench.Timing(80.0, 79.0, 81.0),
+        "compile": bench.Timing(40.0, 39.0, 41.0),
+    }
+    row = ladder._rival("compile", timings, matrix_setting, torch.randn(64, 4096))
+    assert (row.name, row.backend, row.ok, row.rows) == ("torch.compile", "torch", True, 64)
+    assert (row.median_us, row.of_copy, row.of_torch) == (40.0, 0.75, 2.0)
+    assert row.reads is None
+    header = results.Header("", "", "NVIDIA H200", "", 64, 64, 4096, "float32", (), {})
+    assert re.search(r"torch.compile +40.0", printed(Run(header, (row,)), 80))
+
+
+@on_cpu
+def test_rival_that_fails_has_no_time(
+    monkeypatch: pytest.MonkeyPatch, matrix_setting: rung.Setting
+):
+    timings = dict.fromkeys(("copy", "torch", "compile"), bench.Timing(40.0, 39.0, 41.0))
+    monkeypatch.setitem(bench.RIVALS, "compile", lambda: lambda x, y: y.fill_(0.5))
+    row = ladder._rival("compile", timings, matrix_setting, torch.randn(64, 4096))
+    assert (row.ok, row.median_us) == (False, None)
+    assert "should be" in row.why
+    timings["compile"] = bench.Timing(math.nan, math.nan, math.nan, refused="no inductor")
+    row = ladder._rival("compile", timings, matrix_setting, torch.randn(64, 4096))
+    assert (row.ok, row.median_us, row.reasons) == (None, None, ("no inductor",))
+
+
+@on_cpu
+@pytest.mark.parametrize("block", [0, 256])
+def test_rivals_are_timed_with_and_without_a_sweep(
+    monkeypatch: pytest.MonkeyPatch, matrix_setting: rung.Setting, block: int
+):
+    """Beside one rung, which is not what the planner would choose; torch always comes along."""
+    timing = bench.Timing(40.0, 39.0, 41.0)
+
+    def at_once(_: object, calls: dict[str, bench.Call]) -> dict[str, bench.Timing]:
+        return dict.fromkeys(calls, timing)
+
+    def swept(x: Tensor, kernels: list[str], **more: object) -> dict[str, bench.Timing]:
+        assert more["production"] is None
+        return dict.fromkeys(["copy", *more["rivals"], *kernels], timing)  # type: ignore[misc]
+
+    monkeypatch.setattr(bench, "Buffers", lambda x: None)
+    monkeypatch.setattr(bench, "interleaved", at_once)
+    monkeypatch.setattr(bench, "time_ladder", swept)
+    monkeypatch.setitem(bench.RIVALS, "compile", lambda: returning)
+    setting, x = dataclasses.replace(matrix_setting, block=block), torch.randn(64, 4096)
+    found = {"safe": rung.run(rung.blank(KERNELS["safe"]), KERNELS["safe"], setting, x)}
+    timings = ladder._time(found, [KERNELS["safe"]], setting, x, ["compile"], "", lambda _: None)
+    assert {"copy", "torch", "compile", "safe"} == set(timings)
+    assert {name: row.median_us for name, row in found.items()} == {
+        "safe": 40.0, "torch.compile": 40.0,
+    }  # fmt: skip
+
+
+# ---- registers
 
 
 @on_cpu
@@ -142,6 +240,31 @@ def test_registers_without_a_gpu(whole: Run):
         assert all(f.registers > 0 and 0 < f.occupancy <= 1 for f in figures), figures
         assert all(f.spill_bytes == 0 and f.stack_bytes == 0 for f in figures), figures
     assert by_name(whole)["torch"].figures == ()
+
+
+@on_cpu
+def test_triton_is_compiled_while_kernels_run(monkeypatch: pytest.MonkeyPatch):
+    """And where Triton cannot compile, its sentence stands in the place of figures."""
+    pytest.importorskip("triton")
+    ran, run_all = threading.Event(), ladder._run_all
+
+    def compile_all(wanted: list[Build]) -> list[str]:
+        assert {build.is_whole for build in wanted} == {False}
+        assert ran.wait(60), "the kernels waited for the compiler"
+        return [f"no {build.kernel} for {build.arch}" for build in wanted]
+
+    monkeypatch.setattr(rung, "compile_all", compile_all)
+    monkeypatch.setattr(ladder, "_run_all", lambda *given: (run_all(*given), ran.set()))
+    run = climb(inputs.random(2, 40, torch.float32), ["triton_online"], arches=["sm_80"])
+    assert run.results[0].figures == (Figures("sm_80", missing="no online for sm_80"),)
+    assert "No registers: no online for sm_80." in printed(run, 80)
+
+
+def test_registers_of_an_architecture_without_facts():
+    setting = rung.Setting(plan.Problem(2, 64), 2, torch.float32, torch.device("cpu"))
+    figures = rung.figures(rung.blank(KERNELS["safe"]), setting, "sm_103", {})
+    assert figures is not None
+    assert "no facts about sm_103" in figures.missing
 
 
 @on_cpu
@@ -216,7 +339,7 @@ def test_refusal_is_a_row_with_its_reason():
 def test_block_too_small_for_a_row_in_registers():
     run = climb(inputs.random(2, 4096, torch.float32), ["v3_register_cache", "safe"], block=32)
     found = by_name(run)
-    assert "with 32 threads holds at most 1024 columns" in found["v3_register_cache"].reasons[0]
+    assert "holds at most 1024 columns (32 threads" in found["v3_register_cache"].reasons[0]
     assert found["safe"].ok
     assert found["safe"].block == 32
 
@@ -309,6 +432,17 @@ def test_results_are_read_as_they_were_saved(whole: Run, tmp_path):
     assert results.read(path) == [whole]
 
 
+@on_cpu
+def test_results_name_the_code_that_made_them(whole: Run, tmp_path: Path):
+    versions = whole.header.versions
+    assert re.fullmatch(r"[0-9a-f]{12}", versions["sources"] or "")
+    assert "commit" in versions
+    older = dataclasses.replace(whole.header, versions={"torch": "2.11.0"})
+    path = tmp_path / "older.jsonl"
+    results.save(Run(older, whole.results), path)
+    assert results.read(path)[0].header.versions == {"torch": "2.11.0"}
+
+
 def test_json_has_no_nan():
     result = Result("safe", "safe", "cuda", "", max_error=math.nan, every_us={"32": math.inf})
     header = results.Header("", "", "cpu", "", 1, 1, 1, "float32", (), {})
@@ -359,6 +493,15 @@ def test_page_fits_and_says_all(whole: Run, width: int, is_timed: bool):
 
 
 @on_cpu
+def test_page_fits_with_the_widest_cells(whole: Run):
+    refused = dataclasses.replace(whole.results[0], ok=None, reasons=("no",), block=1024)
+    for run in (whole, timed(whole)):
+        page = printed(Run(run.header, (refused, *whole.results[1:])), 80)
+        assert "\u2026" not in page, "a cell is cut off"
+        assert re.search(r"not run .* 1024\n", page)
+
+
+@on_cpu
 @pytest.mark.parametrize("is_timed", [False, True], ids=["counted", "timed"])
 def test_picture_is_drawn_and_no_text_overlaps(whole: Run, is_timed: bool, tmp_path):
     pytest.importorskip("matplotlib")
@@ -402,3 +545,14 @@ def test_ladder_is_timed_on_a_gpu():
             assert (result.reads, result.exps) == (READS[result.kernel], result.exps_predicted)
     one = climb(inputs.random(1024, 4096, torch.float32, "cuda"), ["safe", "production"], block=256)
     assert [result.block for result in one.results] == [256, 256]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("block", [0, 256])
+def test_rival_is_timed_on_a_gpu(block: int):
+    """Without production, too."""
+    x = inputs.random(1024, 4096, torch.float32, "cuda")
+    run = climb(x, ["safe"], block=block, rivals=("compile",))
+    assert [result.name for result in run.results] == ["safe", "torch.compile"]
+    assert all(result.median_us or result.reasons for result in run.results), run.results

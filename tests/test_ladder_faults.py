@@ -167,6 +167,34 @@ def test_sanitizers(name: str, dtype: torch.dtype) -> None:
         assert judge.check(y, x).ok
 
 
+@pytest.mark.parametrize("name", RUNGS)
+def test_no_races(name: str) -> None:
+    """Two threads of a block never touch one element of shared memory without a barrier between."""
+    rung = next(r for r in LADDER if r.name == name)
+    x = torch.randn(2, 130)
+    y = torch.full_like(x, torch.nan)
+    problem = replace(problem_of(x), device="cuda")
+    numbers = replace(KERNELS[name].numbers(problem, 64), blocks=1)
+    report = host.sanitize(rung.build(x, y, numbers), sanitizer="thread")
+    assert report.ok, report.text
+    assert judge.check(y, x).ok
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", RUNGS)
+def test_bits_do_not_depend_on_where_a_row_starts(name: str, dtype: torch.dtype) -> None:
+    """Every 16-byte phase, alone and among seven rows, aligned or not: the same bits."""
+    cols = 1027
+    row = torch.randn(cols, generator=torch.Generator().manual_seed(3)).mul(3).to(dtype)
+    want = ours(name, row.clone().unsqueeze(0))[0]
+    for phase in range(8):
+        base = torch.full((7, cols + 8), torch.nan, dtype=dtype)
+        x = base[:, phase : phase + cols]
+        x.copy_(row)
+        for y in (ours(name, x), ours(name, x[3:4])):
+            assert all(torch.equal(each, want) for each in y), f"phase {phase}"
+
+
 def test_v4_loops_over_more_rows_than_blocks() -> None:
     x = torch.randn(100, 67)
     y = torch.full_like(x, torch.nan)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch._dynamo.testing
 from torch.autograd import gradcheck, gradgradcheck
 from torch.library import opcheck
 
@@ -88,6 +89,30 @@ def test_vmap_jvp_hessian(device: str) -> None:
     close(torch.func.hessian(ours)(x[0]), torch.func.hessian(want)(x[0]))
 
 
+@pytest.mark.parametrize("dim", [0, -1])
+def test_vmap_over_scalars(dim: int) -> None:
+    """Each example is a row of one element: ones, and a gradient of zero."""
+    x = _double(5, grad=False)
+    close = torch.testing.assert_close
+    op = torch.ops.online_softmax.softmax.default
+    close(torch.vmap(lambda v: softmax(v, dim))(x), torch.ones_like(x))
+    close(torch.vmap(lambda v: op(v, dim, ""))(x), torch.ones_like(x))
+    close(torch.vmap(torch.func.grad(lambda v: softmax(v, dim) * 3))(x), torch.zeros_like(x))
+    backward = torch.ops.online_softmax.softmax_backward.default
+    close(torch.vmap(lambda v: backward(v, torch.ones_like(v), dim))(x), torch.zeros_like(x))
+    close(torch.vmap(torch.vmap(softmax))(_double(2, 3, grad=False)), torch.ones(2, 3).double())
+
+
+def test_dynamic_sizes_do_not_recompile() -> None:
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounter()
+    compiled = torch.compile(softmax, fullgraph=True, backend=counter, dynamic=True)
+    for rows, cols in ((4, 6), (5, 7), (9, 33), (12, 100)):
+        x = torch.randn(rows, cols)
+        torch.testing.assert_close(compiled(x), torch.softmax(x, -1))
+    assert counter.frame_count == 1
+
+
 @DEVICES
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_fullgraph_compile(device: str, dynamic: bool) -> None:
@@ -158,7 +183,8 @@ def test_autocast_gives_float32(dtype: torch.dtype) -> None:  # S71
 @pytest.mark.parametrize(
     "name",
     ["_functorch_active", "_below_autograd", "_after_autograd", "_torch_function_modes",
-     "_torch_dispatch_modes", "_SingleLevelFunction"],
+     "_torch_dispatch_modes", "_SingleLevelFunction", "_is_forward_mode"],
 )  # fmt: skip
 def test_private_names_of_torch(name: str) -> None:
     assert getattr(library, name, None) is not None, f"this torch has no {name} any more"
+    assert library._is_forward_mode() is False

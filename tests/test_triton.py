@@ -268,6 +268,7 @@ def figures() -> dict[Build, jit.Resources | str]:
     wanted += [Build(k, dtype, "sm_90a") for dtype in DTYPES[1:] for k in rows.KERNELS]
     wanted += [Build("online", torch.bfloat16, "sm_75"), Build("two_pass", torch.float16, "sm_80")]
     wanted += [Build(k, torch.float32, "sm_90a", 1024, 4, "log_softmax") for k in rows.KERNELS]
+    wanted += [Build(k, torch.float32, "sm_90a", is_whole=False) for k in rows.KERNELS]
     wanted += [Build("online", torch.float32, "sm_999")]  # LLVM ends the process over this one
     return dict(zip(wanted, builds.compile_all(wanted), strict=True))
 
@@ -282,6 +283,9 @@ def test_every_architecture_builds_without_local_memory(figures: dict):
         assert not figure.has_local_memory, build
         assert 16 <= figure.registers <= 64, build  # 2,048 threads of 32, 1,024 of 64: enough
         assert figure.shared_bytes <= 1024, build
+    for kernel in rows.KERNELS:  # rows of other lengths are built apart, and take more
+        whole, other = (Build(kernel, torch.float32, "sm_90a", is_whole=w) for w in (True, False))
+        assert figures[whole].registers < figures[other].registers
 
 
 def test_a_refused_build_raises():

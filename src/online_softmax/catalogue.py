@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -24,8 +26,8 @@ class Kernel:
     """One runnable kernel.
 
     `run(x, y, numbers)` fills y with the softmax of each row of x: both (rows, cols) of one dtype,
-    x with unit column stride, y contiguous. On the CPU a CUDA kernel runs through host execution
-    (its counts are returned), a Triton kernel through the interpreter.
+    x with unit column stride, y contiguous and apart from x. On the CPU a CUDA kernel runs through
+    host execution (its counts are returned), a Triton kernel through the interpreter.
     """
 
     name: str
@@ -37,9 +39,9 @@ class Kernel:
     reads: int = 0  # reads per element; 0: not ours to say
     rung: bool = False  # a step of the ladder, with a lesson
 
-    def reasons(self, problem: Problem) -> list[str]:
-        """Why this kernel cannot run a problem, each a sentence; empty: it can."""
-        return plan.reasons(self.name, problem)
+    def reasons(self, problem: Problem, block: int | None = None) -> list[str]:
+        """Why this kernel cannot run a problem, with `block` threads if given; empty: it can."""
+        return plan.reasons(self.name, problem, block)
 
     def numbers(self, problem: Problem, block: int | None = None) -> Numbers:
         """Launch numbers for a problem; `block` overrides the threads a block."""
@@ -135,24 +137,33 @@ def _device_facts(index: int) -> tuple[str, int]:
     return _facts[index]
 
 
-def without_cuda_core() -> str | None:
-    """Why CUDA C++ kernels cannot be compiled here, a sentence; None: they can."""
-    from online_softmax import jit
+@functools.cache
+def lacks(backend: str) -> str | None:
+    """What a backend needs and this installation lacks, a sentence; None: nothing. Asks no GPU."""
+    if backend == "cuda":
+        from online_softmax import jit
 
-    return jit.missing()
+        return jit.missing()
+    if backend == "triton" and importlib.util.find_spec("triton") is None:
+        return "Triton is not installed: pip install 'online-softmax[triton]' (Linux only)"
+    return None
 
 
 def choose(problem: Problem) -> tuple[Kernel, str]:
     """The kernel that `softmax` runs for a problem, and the reason.
 
-    CUDA kernels need cuda-core; without it, CUDA tensors go to Triton, and the reason says so.
+    CUDA kernels need cuda-core; without it, CUDA tensors go to Triton, without that to torch's own
+    softmax, and the reason says so.
     """
     name, why = plan.choose(problem)
-    if KERNELS[name].backend == "cuda":
-        missing = without_cuda_core()
-        if missing:
-            name, why = "triton_online", f"Triton in place of {name}: {missing}"
-    return KERNELS[name], why
+    missing = lacks(KERNELS[name].backend)
+    if missing is None:
+        return KERNELS[name], why
+    for other in ("triton_online", "torch"):
+        record = KERNELS[other]
+        if lacks(record.backend) is None and not record.reasons(problem):
+            return record, f"{other} in place of {name}: {missing}"
+    raise AssertionError("torch takes every problem")
 
 
 def softmax(x: Tensor, dim: int, kernel: str) -> Tensor:
@@ -160,12 +171,13 @@ def softmax(x: Tensor, dim: int, kernel: str) -> Tensor:
 
     The slices along dim become the rows of a matrix; only where strides forbid a view is x copied.
     """
-    if x.numel() == 0:
+    if x.numel() == 0 and not kernel:
         return torch.empty_like(x, memory_format=torch.contiguous_format)
     dim = dim % max(x.dim(), 1)
     last = x if dim >= x.dim() - 1 else x.movedim(dim, -1)
     shape = last.shape
-    matrix = last.reshape(-1, shape[-1] if shape else 1)
+    cols = shape[-1] if shape else 1
+    matrix = last.reshape(x.numel() // max(cols, 1), cols)
     if matrix.stride(1) != 1 and matrix.shape[1] > 1:
         matrix = matrix.contiguous()
     problem = problem_of(matrix)
@@ -179,9 +191,9 @@ def softmax(x: Tensor, dim: int, kernel: str) -> Tensor:
 def _forced(name: str, problem: Problem) -> Kernel:
     record = KERNELS[name]
     refusals = record.reasons(problem)
-    if record.backend == "cuda" and not refusals:
-        missing = without_cuda_core()
-        refusals = [missing] if missing else []
+    missing = lacks(record.backend)
+    if missing and not refusals:
+        refusals = [missing]
     if refusals:
         raise ValueError(f"softmax(): kernel {name!r} cannot run this: {'; '.join(refusals)}")
     return record
@@ -221,6 +233,7 @@ def explain(rows: int, cols: int, dtype: str = "float32", arch: str = plan.DEFAU
         if other.name == kernel.name or other.backend in ("torch", "reference"):
             continue
         refusals = other.reasons(problem)
-        note = refusals[0] if refusals else plan.why_not(other.name, problem)
+        missing = lacks(other.backend)
+        note = missing or (refusals[0] if refusals else plan.why_not(other.name, problem))
         lines.append(f"  not {other.name}: {note}")
     return "\n".join(lines)

@@ -10,6 +10,7 @@ registration gives opcheck, fullgraph, vmap, forward mode and double backward to
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,12 +21,17 @@ from torch.library import Library, register_autocast, register_fake, register_vm
 
 from online_softmax import catalogue
 
-# Private names of torch, all of them; tests/test_library.py says which is gone.
+# Private names of torch, with _SingleLevelFunction above; tests/test_library.py says which is gone.
 _functorch_active = torch._C._are_functorch_transforms_active
 _below_autograd = torch._C._AutoDispatchBelowAutograd
 _after_autograd = torch._C._after_autograd_keyset
 _torch_function_modes = torch._C._len_torch_function_stack
 _torch_dispatch_modes = torch._C._len_torch_dispatch_stack
+
+
+def _is_forward_mode() -> bool:
+    return torch.autograd.forward_ad._current_level >= 0
+
 
 NAMESPACE = "online_softmax"
 _library = Library(NAMESPACE, "DEF")
@@ -85,13 +91,15 @@ def _backward_tangent(
     return y_tangent * (dy - dot) + y * (dy_tangent - dot_tangent)
 
 
-def _batched_dim(dim: int) -> int:
-    """`dim` of one example, in a batch whose first dimension is the batch's."""
-    return dim if dim < 0 else dim + 1
-
-
 def _batched(x: Tensor, batch_dim: int | None, size: int) -> Tensor:
     return x.expand(size, *x.shape) if batch_dim is None else x.movedim(batch_dim, 0)
+
+
+def _over_batch(function: Callable[..., Tensor], tensors: Sequence[Tensor], dim: int) -> Tensor:
+    """function(*tensors, dim) for each example of a batch, whose dimension comes first in all."""
+    if tensors[0].dim() == 1:  # each example is a scalar: a row of one element
+        return function(*(t.unsqueeze(-1) for t in tensors), -1).squeeze(-1)
+    return function(*tensors, dim if dim < 0 else dim + 1)
 
 
 # ---- route: eager, a gradient or a transform
@@ -120,8 +128,8 @@ class _SoftmaxBackward(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, dy: Tensor, y: Tensor, dim: int) -> Any:  # type: ignore[override]
-        dy, y = (_batched(t, d, info.batch_size) for t, d in zip((dy, y), in_dims, strict=False))
-        return _eager_backward(dy, y, _batched_dim(dim)), 0
+        dy, y = (_batched(t, in_dims[i], info.batch_size) for i, t in enumerate((dy, y)))
+        return _over_batch(_eager_backward, (dy, y), dim), 0
 
 
 class _Softmax(Function):
@@ -145,7 +153,8 @@ class _Softmax(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Tensor, dim: int, kernel: str) -> Any:  # type: ignore[override]
-        return _eager(x.movedim(in_dims[0], 0), _batched_dim(dim), kernel), 0
+        batch = (x.movedim(in_dims[0], 0),)
+        return _over_batch(lambda x, dim: _eager(x, dim, kernel), batch, dim), 0
 
 
 def _entry(function: type[Function]) -> Any:
@@ -220,23 +229,22 @@ _library.impl(
     "Autograd",
     with_keyset=True,
 )
-register_vmap(
-    f"{NAMESPACE}::softmax",
-    lambda info, dims, x, dim, kernel: (_op(x.movedim(dims[0], 0), _batched_dim(dim), kernel), 0),
-    lib=_library,
-)
-register_vmap(
-    f"{NAMESPACE}::softmax_backward",
-    lambda info, dims, dy, y, dim: (
-        _op_backward(
-            _batched(dy, dims[0], info.batch_size),
-            _batched(y, dims[1], info.batch_size),
-            _batched_dim(dim),
-        ),
-        0,
-    ),
-    lib=_library,
-)
+
+
+def _op_vmap(info: Any, in_dims: Any, x: Tensor, dim: int, kernel: str) -> tuple[Tensor, int]:
+    batch = (x.movedim(in_dims[0], 0),)
+    return _over_batch(lambda x, dim: _op(x, dim, kernel), batch, dim), 0
+
+
+def _op_backward_vmap(
+    info: Any, in_dims: Any, dy: Tensor, y: Tensor, dim: int
+) -> tuple[Tensor, int]:
+    dy, y = (_batched(t, in_dims[i], info.batch_size) for i, t in enumerate((dy, y)))
+    return _over_batch(_op_backward, (dy, y), dim), 0
+
+
+register_vmap(f"{NAMESPACE}::softmax", _op_vmap, lib=_library)
+register_vmap(f"{NAMESPACE}::softmax_backward", _op_backward_vmap, lib=_library)
 
 
 # ---- the way in
@@ -257,6 +265,6 @@ def softmax(x: Tensor, dim: int, kernel: str) -> Tensor:
     if torch.compiler.is_compiling() or not _is_plain(x):
         return _op(x, dim, kernel)
     recorded = x.requires_grad and torch.is_grad_enabled()
-    if recorded or _functorch_active() or torch.autograd.forward_ad._current_level >= 0:
+    if recorded or _functorch_active() or _is_forward_mode():
         return _eager(x, dim, kernel)
     return _forward(x, dim, kernel)

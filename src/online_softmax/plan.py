@@ -6,7 +6,7 @@ project stands here, each with its reason.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 MAX_GRID = 2**31 - 1  # blocks in a grid's x dimension
 MAX_BLOCK = 1024  # threads in a block
@@ -62,7 +62,9 @@ class Problem:
 
     @property
     def facts(self) -> Arch:
-        return ARCHES.get(self.arch, ARCHES[DEFAULT_ARCH])
+        """The architecture's facts; of one that is not in the table, the default's, unmeasured."""
+        known = ARCHES.get(self.arch)
+        return known or replace(ARCHES[DEFAULT_ARCH], name=self.arch, measured=False)
 
     @property
     def multiprocessors(self) -> int:
@@ -83,7 +85,7 @@ class Problem:
 class Numbers:
     """Launch numbers of one kernel on one problem, and the reason for them."""
 
-    block: int  # threads a block (Triton: 32 x warps)
+    block: int  # threads a block, one of BLOCKS (Triton: 32 x warps)
     why: str
     vectors: int = 0  # v3: 16-byte vectors a thread holds
     blocks: int = 0  # v4: blocks in the grid
@@ -106,9 +108,9 @@ def clamp_block(threads: int, low: int = WARP, high: int = MAX_BLOCK) -> int:
 
 # ---- the ladder's rungs
 
-V3_ELEMENTS = 32  # floats of the row a thread holds: 64 registers at 1,024 threads, none spilled
+V3_ELEMENTS = 32  # floats of the row a thread holds: 64 registers, what 1,024 threads may have
 V3_MAX_COLS = MAX_BLOCK * V3_ELEMENTS
-V5_PART_VECTORS = 4  # 16-byte vectors a thread folds: one load latency, four loads under way
+V5_PART_VECTORS = 4  # 16-byte vectors a thread folds: 256 blocks for a row of a million floats
 TRITON_TILE = 4096  # columns a step; longer rows gain from more, up to 16,384 (not yet tuned)
 BLOCKS = (32, 64, 128, 256, 512, 1024)  # what a sweep tries
 
@@ -140,8 +142,7 @@ def _v3(p: Problem, block: int | None) -> Numbers:
 
 def _v4(p: Problem, block: int | None) -> Numbers:
     threads = block or clamp_block(ceil_div(p.cols, 4 * p.vector))
-    # 40 registers a thread in 16-bit types: a few of these may wait their turn, which costs less
-    # than a smaller grid.
+    # By warps alone: in 16-bit types registers admit fewer, and the last blocks wait their turn.
     resident = min(p.facts.max_blocks, p.facts.max_warps * WARP // threads)
     blocks = max(1, min(p.rows, MAX_GRID, p.multiprocessors * resident))
     return Numbers(threads, f"{blocks} blocks stay and loop over the rows", blocks=blocks)
@@ -183,9 +184,14 @@ _NUMBERS = {
 def numbers(kernel: str, problem: Problem, block: int | None = None) -> Numbers:
     """Launch numbers for a kernel on a problem; `block` overrides the threads a block.
 
+    Raises ValueError for a block that is not in BLOCKS: warps must be whole, and a sweep's sizes
+    are the ones that tests run.
+
     >>> numbers("v3_register_cache", Problem(4096, 4096)).vectors
     2
     """
+    if block is not None and block not in BLOCKS:
+        raise ValueError(f"{kernel}: block must be one of {BLOCKS}, got {block}")
     return _NUMBERS[kernel](problem, block)
 
 
@@ -193,16 +199,16 @@ def sweep(kernel: str, problem: Problem) -> list[Numbers]:
     """Every block size that a benchmark should try for a kernel, the planned one first."""
     tried = [numbers(kernel, problem)]
     for block in BLOCKS:
-        if kernel == "v3_register_cache" and block * V3_ELEMENTS < problem.cols:
-            continue  # the row would not fit
+        if reasons(kernel, replace(problem, device="cuda"), block):
+            continue
         candidate = numbers(kernel, problem, block)
         if candidate not in tried and candidate.block != tried[0].block:
             tried.append(candidate)
     return tried
 
 
-def reasons(kernel: str, problem: Problem) -> list[str]:
-    """Why a kernel cannot run a problem, each a sentence; empty: it can."""
+def reasons(kernel: str, problem: Problem, block: int | None = None) -> list[str]:
+    """Why a kernel cannot run a problem, with `block` threads if given; empty: it can."""
     p = problem
     why: list[str] = []
     if kernel in ("torch", "reference"):
@@ -214,15 +220,16 @@ def reasons(kernel: str, problem: Problem) -> list[str]:
         )
     if p.device != "cuda":
         why.append(f"{kernel} runs on CUDA tensors; this one is on {p.device}")
-    if kernel == "v3_register_cache" and p.cols > V3_MAX_COLS:
+    threads = block or MAX_BLOCK
+    if kernel == "v3_register_cache" and p.cols > threads * V3_ELEMENTS:
         why.append(
-            f"v3_register_cache holds at most {V3_MAX_COLS} columns "
-            f"({MAX_BLOCK} threads x {V3_ELEMENTS} elements); this row has {p.cols}: "
+            f"v3_register_cache holds at most {threads * V3_ELEMENTS} columns "
+            f"({threads} threads x {V3_ELEMENTS} elements); this row has {p.cols}: "
             "v2_vectorized, v4_grid_stride and v5_split_row have no such limit"
         )
     blocks = p.rows
     if kernel == "v5_split_row" and p.dtype in ELEMENT_BYTES:
-        blocks = p.rows * numbers(kernel, p).parts
+        blocks = p.rows * numbers(kernel, p, block).parts
     if blocks > MAX_GRID and kernel not in ("v0_thread", "v4_grid_stride"):
         why.append(
             f"{kernel} would need {blocks} blocks, more than the {MAX_GRID} of a grid: "
@@ -280,7 +287,7 @@ def choose(problem: Problem) -> tuple[str, str]:
 def why_not(kernel: str, problem: Problem) -> str:
     """What speaks against a kernel that could run a problem, a sentence."""
     p = problem
-    if kernel == "v3_register_cache":
+    if kernel == "v3_register_cache" and p.rows < p.multiprocessors:
         return f"{_rows(p)}, a block each, would leave most of {p.multiprocessors} SMs idle"
     if kernel == "v5_split_row":
         if p.cols < SPLIT_MIN_COLS:
@@ -291,6 +298,7 @@ def why_not(kernel: str, problem: Problem) -> str:
         "v0_thread": "one thread a row: few threads, each waiting for its own sector of memory",
         "v1_warp_shuffle": "moves one element an instruction, where v2_vectorized moves 16 bytes",
         "v2_vectorized": "reads every element twice",
+        "v3_register_cache": "another was chosen in its place, for the reason above",
         "v4_grid_stride": "reads every element twice; a fixed grid gains nothing over a plain one",
         "triton_two_pass": "reads every element three times",
         "triton_online": "reads every element twice",

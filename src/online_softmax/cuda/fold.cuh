@@ -3,7 +3,7 @@
 #include "online.cuh"
 
 constexpr int WARP = 32;
-constexpr int MAX_THREADS = 1024;  // a block; told to the compiler, so that registers suffice
+constexpr int MAX_THREADS = 1024;  // a block; rungs that may need over 64 registers tell the compiler
 constexpr int MAX_WARPS = MAX_THREADS / WARP;
 
 __device__ __forceinline__ int lane_id() { return int(threadIdx.x) % WARP; }
@@ -71,7 +71,7 @@ template <bool WHOLE, typename T>
 __device__ __forceinline__ State fold_vectors(const T* row, int64_t first, int64_t last) {
   constexpr int N = Vector<T>::N;
   State s = empty();
-#pragma unroll 4  // fewer branches; each vector is still absorbed before the next is loaded
+#pragma unroll 4  // each vector is still absorbed before the next is loaded
   for (int64_t col = first + threadIdx.x * N; col < last; col += blockDim.x * N) {
     float x[N];
     load_vector<WHOLE>(row, col, last, x);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from online_softmax.lab import inputs, ladder
 from online_softmax.lab.inputs import BadInput, Matrix
 
 ROWS, COLS = 4096, 4096  # of a random matrix
+FILE_OPTIONS = ("--input", "--save", "--plot")
 DOUBLE = ("float64", "fp64", "f64", "double")
 
 
@@ -53,13 +55,17 @@ def names(text: str) -> list[str]:
 
 
 def rivals(text: str) -> tuple[str, ...]:
-    """Rivals named by --against."""
+    """Rivals that the clock knows.
+
+    >>> rivals("torch,compile")
+    ('torch', 'compile')
+    """
     from online_softmax.lab.bench import RIVALS
 
     unknown = [name for name in _listed(text) if name not in RIVALS]
     if unknown:
         raise BadInput(f"--against {unknown[0]}: there are {', '.join(RIVALS)}")
-    return tuple(_listed(text))
+    return tuple(dict.fromkeys(_listed(text)))
 
 
 def block(threads: int) -> int:
@@ -86,10 +92,41 @@ def matrix(rows: int, cols: int, dtype: str, file: str, sample: bool) -> Matrix:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         return inputs.random(rows or ROWS, cols or COLS, wanted or torch.float32, device)
     found = inputs.load(file, wanted) if file else inputs.sample(wanted)
+    if file:
+        found = replace(found, source=file_name(file))
     if rows and rows < found.rows:
         note = f"the first {rows:,} of {found.rows:,} rows, as asked"
         found = replace(found, rows=rows, notes=(*found.notes, note))
     return found
+
+
+def file_name(given: str) -> str:
+    """A path without its folders, which are nobody else's business; FILE:NAME keeps its name.
+
+    >>> file_name("/home/me/x.npz:layers/3")
+    'x.npz:layers/3'
+    """
+    head, colon, name = given.rpartition(":")
+    if colon and Path(head).suffix.lower() in inputs.SUFFIXES:
+        return f"{Path(head).name}:{name}"
+    return Path(given).name
+
+
+def recorded(words: Sequence[str]) -> str:
+    """The command as a stored result keeps it: files by their names alone.
+
+    >>> recorded(["ladder", "--save", "/tmp/run.jsonl", "--plot=a/b.png"])
+    'online-softmax ladder --save run.jsonl --plot=b.png'
+    """
+    kept: list[str] = []
+    for word in words:
+        option, equals, value = word.partition("=")
+        if equals and option in FILE_OPTIONS:
+            word = f"{option}={file_name(value)}"
+        elif kept and kept[-1] in FILE_OPTIONS:
+            word = file_name(word)
+        kept.append(word)
+    return shlex.join(["online-softmax", *kept])
 
 
 def place(path: Path) -> None:

@@ -25,7 +25,7 @@ GRAPH_US = 1000.0  # a graph lasts at least this long: its own launch, a few us,
 ROUNDS = 3
 REPLAYS = 9  # per contender and round
 REPLAY_BUDGET_US = 200_000.0  # fewer replays for slow contenders: this long a round, one at least
-SLOW_US = 10_000.0  # a call this slow flushes the L2 itself: one buffer a graph will do
+SLOW_US = 10_000.0  # calls this slow rotate over fewer buffers
 QUICK_REPLAYS = 3  # to rank block sizes
 
 Call = Callable[[Tensor, Tensor], Any]  # fills y from x
@@ -64,14 +64,29 @@ class Graph:
         return [a.elapsed_time(b) * 1000 / self.calls for a, b in pairwise(events)]
 
 
+def rotation(input_bytes: int, l2_bytes: int) -> tuple[int, bool]:
+    """How many buffer sets rotate for an input, and whether they keep the L2 cold: sets of an input
+    and an output, L2_FACTOR times the L2 in all unless tensors are too small for MAX_SETS of them.
+
+    >>> rotation(64 * 2**20, 60 * 2**20)
+    (2, True)
+    >>> rotation(1024, 60 * 2**20)
+    (1024, False)
+    """
+    set_bytes = max(2 * input_bytes, 1)
+    count = min(max(plan.ceil_div(L2_FACTOR * l2_bytes, set_bytes), 2), MAX_SETS)
+    return count, count * set_bytes >= L2_FACTOR * l2_bytes
+
+
 class Buffers:
     """Copies of one input, with an output each, of at least three times the L2 in all."""
 
     def __init__(self, x: Tensor) -> None:
         l2_bytes = torch.cuda.get_device_properties(x.device).L2_cache_size
-        set_bytes = max(2 * x.numel() * x.element_size(), 1)
-        count = min(max(plan.ceil_div(L2_FACTOR * l2_bytes, set_bytes), 2), MAX_SETS)
+        count, self.is_cold = rotation(x.numel() * x.element_size(), l2_bytes)
         self.sets = [(x.clone(), torch.empty_like(x)) for _ in range(count)]
+        # As few as displace each other: enough for a call so slow that many would take minutes.
+        self.fewest = count // L2_FACTOR + 1
 
     def capture(self, call: Call) -> Graph:
         """A graph of calls over all buffers, at least GRAPH_US long."""
@@ -85,7 +100,7 @@ class Buffers:
         end.record()
         end.synchronize()
         one_us = max(start.elapsed_time(end) * 1000 / 2, 1.0)
-        used = self.sets[:1] if one_us > SLOW_US else self.sets
+        used = self.sets[: self.fewest] if one_us > SLOW_US else self.sets
         times = max(1, plan.ceil_div(int(GRAPH_US / one_us), len(used)))
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -97,15 +112,22 @@ class Buffers:
 
 
 def interleaved(
-    buffers: Buffers, contenders: dict[str, Call], rounds: int = ROUNDS, replays: int = REPLAYS
+    buffers: Buffers,
+    contenders: dict[str, Call],
+    rounds: int = ROUNDS,
+    replays: int = REPLAYS,
+    may_fail: Sequence[str] = (),
 ) -> dict[str, Timing]:
-    """Time contenders against each other in this process. One that raises becomes a refusal."""
+    """Time contenders against each other in this process. A rival that raises, one named in
+    `may_fail`, becomes a refusal; any other's error is an error."""
     graphs: dict[str, Graph] = {}
     timings: dict[str, Timing] = {}
     for name, call in contenders.items():
         try:
             graphs[name] = buffers.capture(call)
-        except Exception as error:  # noqa: BLE001  a rival may fail in any way: a row, not the end
+        except Exception as error:  # a rival may fail in any way: a row, not the end of the run
+            if name not in may_fail:
+                raise
             nan = float("nan")
             timings[name] = Timing(nan, nan, nan, refused=f"{type(error).__name__}: {error}"[:300])
             torch.cuda.synchronize()
@@ -187,7 +209,7 @@ def time_ladder(
         blocks["production"] = planned.block
     if progress:
         progress("rounds")
-    timings = interleaved(buffers, contenders)
+    timings = interleaved(buffers, contenders, may_fail=rivals)
     return {
         name: Timing(
             t.median_us, t.p20_us, t.p80_us, t.rounds_us, blocks.get(name, 0),
@@ -212,7 +234,7 @@ def machine() -> dict[str, Any]:
             "gpu": properties.name,
             "multiprocessors": properties.multi_processor_count,
             "l2_bytes": properties.L2_cache_size,
-            "nvrtc": jit.nvrtc_version(),
+            "nvrtc": None if jit.missing() else jit.nvrtc_version(),
         }
         fields = "driver_version,clocks.sm,clocks.mem,temperature.gpu,power.draw"
         query = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]

@@ -62,6 +62,22 @@ def affordable(
     return replace(setting, rows=rows, interpreted_rows=_within(rows, left, row_seconds))
 
 
+def notes(setting: Setting) -> list[str]:
+    """What a reader must know of rows that did not run, each a sentence."""
+    said = []
+    if setting.rows < setting.problem.rows:
+        said.append(
+            f"{setting.rows:,} of {setting.problem.rows:,} rows: host execution is for counting, "
+            "not for speed"
+        )
+    if 0 < setting.interpreted_rows < setting.rows:
+        said.append(
+            f"Triton's rungs took {setting.interpreted_rows:,} rows, spread over all: its "
+            "interpreter is slower still"
+        )
+    return said
+
+
 def _row_seconds(
     setting: Setting, records: Sequence[Kernel], matrix: Matrix, seconds: float, rows: int
 ) -> float:

@@ -1,14 +1,14 @@
 """The command `online-softmax`: ladder, trace, explain, info.
 
 Results go to standard output, all else to standard error. Exit codes: 0 all right, 1 a kernel gave
-a wrong result, 2 the command or its input is wrong. Imports that cost time stand in the commands.
+a wrong result, 2 the command or its input is wrong, or nothing can run. Imports that cost time
+stand in the commands.
 """
 
 from __future__ import annotations
 
 import io
 import json
-import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -145,12 +145,17 @@ def explain(
 
     from online_softmax import catalogue, jit, plan
     from online_softmax.lab import arguments
+    from online_softmax.lab.inputs import BadInput
 
     with _said_plainly():
         found = arguments.arches(arch)
         if not found:
             found = [jit.device_arch() if torch.cuda.is_available() else plan.DEFAULT_ARCH]
-        typer.echo(catalogue.explain(rows, cols, arguments.dtype_name(dtype), found[0]))
+        try:
+            said = catalogue.explain(rows, cols, arguments.dtype_name(dtype), found[0])
+        except ValueError as error:  # an architecture that came out after the planner's facts
+            raise BadInput(str(error).removeprefix("explain(): ")) from None
+    typer.echo(said)
 
 
 @app.command(help=options.INFO, short_help="Versions, GPU, ceilings, cache; what is missing.")
@@ -175,9 +180,10 @@ def _climb(
     matrix: Matrix, arch: str, only: str, block: int, seconds: float, against: str, is_shown: bool
 ) -> Run:
     from online_softmax.lab import arguments, info, ladder
+    from online_softmax.lab.inputs import BadInput
 
     arches, names, threads = arguments.arches(arch), arguments.names(only), arguments.block(block)
-    command = shlex.join(["online-softmax", *sys.argv[1:]])
+    rivals = arguments.rivals(against)
     with _progress(is_shown) as progress:
         run = ladder.climb(
             matrix,
@@ -185,10 +191,13 @@ def _climb(
             only=names,
             block=threads,
             seconds=seconds,
-            rivals=arguments.rivals(against),
-            command=command,
+            rivals=rivals,
+            command=arguments.recorded(sys.argv[1:]),
             progress=progress,
         )
+    if all(result.ok is None for result in run.results):
+        reasons = dict.fromkeys(reason for result in run.results for reason in result.reasons)
+        raise BadInput(f"nothing ran: {'; '.join(reasons)}")
     if run.header.copy_gbs:
         info.remember_copy(run.header.device, run.header.copy_gbs)
     return run

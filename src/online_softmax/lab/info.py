@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import hashlib
 import json
 import platform
 import re
@@ -13,9 +13,11 @@ from typing import Any
 
 import torch
 
-from online_softmax import jit, plan
+import online_softmax
+from online_softmax import catalogue, jit, plan
 
 MEASURED_FILE = "measured_copy.json"  # in the cache folder: device -> GB/s of a copy kernel
+KERNEL_SOURCES = ("cuda/**/*.cu", "cuda/**/*.cuh", "triton/*.py")
 TITLES = {
     "online_softmax": "online-softmax",
     "python": "Python",
@@ -24,12 +26,13 @@ TITLES = {
     "cuda_core": "cuda-core",
     "nvrtc": "NVRTC",
     "compiler": "C++ compiler",
+    "sources": "kernel sources",
+    "commit": "commit",
 }
 NO_COMPILER = (
     "no C++ compiler here, and without a GPU the CUDA kernels run through one: "
     "install g++ or clang++ (Debian, Ubuntu: sudo apt install g++)"
 )
-NO_TRITON = "Triton is not installed: pip install 'online-softmax[triton]' (Linux only)"
 NO_GPU = "torch sees no CUDA device: kernels run on the CPU, to be checked and counted, not timed"
 
 
@@ -38,10 +41,6 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
 
 
 def no_compiler() -> str | None:
@@ -67,22 +66,49 @@ def compiler() -> str | None:
         return path
 
 
-def versions() -> dict[str, str | None]:
-    """What decides a result's bits and speed; None: not installed."""
-    from online_softmax import __version__
+def sources() -> str:
+    """A digest of all kernels, CUDA and Triton: the same for the same sources, wherever they lie.
 
+    Twelve hexadecimal digits, by which a stored result finds the code that made it.
+    """
+    package, digest = Path(online_softmax.__file__).parent, hashlib.sha256()
+    for path in sorted(each for glob in KERNEL_SOURCES for each in package.glob(glob)):
+        digest.update(path.relative_to(package).as_posix().encode() + b"\0")
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:12]
+
+
+def commit() -> str | None:
+    """The checkout's commit, "+changes" behind it if files differ; None: no checkout, or no git."""
+    root = Path(online_softmax.__file__).parents[2]
+    if not (root / ".git").exists() or not (root / "src" / "online_softmax").is_dir():
+        return None  # installed; a repository around it is another's
+    describe = ["describe", "--always", "--exclude=*", "--dirty=+changes"]
+    try:
+        answer = subprocess.run(
+            ["git", "-C", root, *describe], capture_output=True, text=True, timeout=20, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip()
+
+
+def versions() -> dict[str, str | None]:
+    """What decides a result's bits and speed; None: not here."""
     try:
         nvrtc = jit.nvrtc_version()
     except jit.Unavailable:
         nvrtc = None
     return {
-        "online_softmax": __version__,
+        "online_softmax": online_softmax.__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "triton": _version("triton"),
         "cuda_core": _version("cuda-core"),
         "nvrtc": nvrtc,
         "compiler": compiler(),
+        "sources": sources(),
+        "commit": commit(),
     }
 
 
@@ -133,7 +159,7 @@ def gather() -> dict[str, Any]:
     lacking = {
         "gpu": None if found["gpus"] else NO_GPU,
         "cuda": jit.missing(),
-        "triton": None if has_triton() else NO_TRITON,
+        "triton": catalogue.lacks("triton"),
         "compiler": no_compiler(),
     }
     return {**found, "missing": {name: why for name, why in lacking.items() if why}}
@@ -141,7 +167,11 @@ def gather() -> dict[str, Any]:
 
 def lines(found: dict[str, Any]) -> list[tuple[str, str]]:
     """What `gather` found, as (name, text) pairs for a person."""
-    said = [(TITLES[name], version or "not here") for name, version in found["versions"].items()]
+    absent = {"commit": "none: not run from a git checkout"}
+    said = [
+        (TITLES[name], version or absent.get(name, "not here"))
+        for name, version in found["versions"].items()
+    ]
     said.append(("torch's CUDA", found["cuda_of_torch"] or "none: a CPU build"))
     for gpu in found["gpus"]:
         l2, memory = gpu["l2_bytes"] / 2**20, gpu["memory_bytes"] / 2**30

@@ -22,7 +22,6 @@ from online_softmax.lab.budget import Step
 from online_softmax.lab.inputs import Matrix
 from online_softmax.lab.results import Header, Result, Run
 from online_softmax.lab.rung import Setting
-from online_softmax.lab.triton_figures import Compiler
 from online_softmax.plan import Numbers, Problem
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ def climb(
         only: some of NAMES; default all.
         block: threads a block of every kernel; 0: the planner's, on a GPU the best of a sweep.
         seconds: what running the kernels on a CPU may take in all.
-        rivals: timed beside the rungs on a GPU, of bench.RIVALS.
+        rivals: of bench.RIVALS, timed beside the rungs on a GPU; torch always is.
         command: for the record.
         progress: called before each step.
     """
@@ -86,26 +85,30 @@ def climb(
     steps = 2 * len(running) + len(records) + 1 + (len(running) if device else 0)
     step = _stepper(progress, steps)
     timings: dict[str, Timing] = {}
-    compiler = None
+    compiling = None
     if device:
         x = matrix.take(setting.rows).to(device)
-        timings = _on_gpu(results, running, setting, x, rivals, chosen.name, step)
+        _run_all(results, running, setting, x, step)
+        planned = results.get(chosen.name)  # before a sweep finds another block
+        ships = chosen.name if "production" in names else ""
+        timings = _time(results, running, setting, x, rivals, ships, step)
         _count_beside_gpu(results, running, setting, x, step)
     else:
         with budget.one_torch_thread():
             setting = budget.affordable(setting, running, matrix, seconds, step)
-            compiler = _triton_compiler(results, setting, arches)
+            compiling = rung.compile_triton(results.values(), setting, arches)
             x = matrix.take(setting.rows)
             _run_all(results, running, setting, x, step)
-    if "production" in names:
-        results["production"] = _production(results[chosen.name], why, setting, timings, x)
-    compiler = compiler or _triton_compiler(results, setting, arches)
+        planned = results.get(chosen.name)
+    if planned and "production" in names:
+        results["production"] = _production(planned, why, setting, timings, x)
+    compiling = compiling or rung.compile_triton(results.values(), setting, arches)
     for name, result in results.items():
         step(f"{name}: registers")
         ours = arches if result.kernel in KERNELS else ()
-        found = [rung.figures(result, setting, arch, compiler) for arch in ours]
+        found = [rung.figures(result, setting, arch, compiling.result()) for arch in ours]
         results[name] = replace(result, figures=tuple(each for each in found if each))
-    header = _header(matrix, setting, x, arches, command, timings)
+    header = _header(matrix, setting, x, arches, rivals, command, timings)
     others = [name for name in results if name.startswith(OTHER)]
     return Run(header, tuple(results[name] for name in [*names, *others]))
 
@@ -138,49 +141,41 @@ def _run_all(
         results[record.name] = rung.run(results[record.name], record, setting, part)
 
 
-def _triton_compiler(results: Results, setting: Setting, arches: Sequence[str]) -> Compiler | None:
-    """Start compiling Triton's kernels beside everything else."""
-    requests = [
-        rung.triton_request(result, setting, arch)
-        for result in results.values()
-        for arch in arches
-        if result.backend == "triton" and info.has_triton()
-    ]
-    return Compiler(requests) if requests else None
-
-
 # ---- on a GPU
 
 
-def _on_gpu(
+def _time(
     results: Results,
     records: Sequence[Kernel],
     setting: Setting,
     x: Tensor,
     rivals: Sequence[str],
-    chosen: str,
+    ships: str,
     step: Step,
 ) -> dict[str, Timing]:
-    """Run all, time what is right; judge the block size that won too, where the planner has not."""
+    """Time what is right, with rivals and `ships`, what the planner chose; "": leave that out.
+
+    Judges the block size that won too, where it is not the planner's.
+    """
     from online_softmax.lab import bench
 
-    _run_all(results, records, setting, x, step)
     ours = [r for r in records if results[r.name].ok and r.backend in ("cuda", "triton")]
+    rivals = tuple(dict.fromkeys(("torch", *rivals)))
     if setting.block:
-        calls: dict[str, bench.Call] = {"copy": bench.copy_call, "torch": bench.RIVALS["torch"]()}
+        calls: dict[str, bench.Call] = {"copy": bench.copy_call}
+        calls |= {rival: bench.RIVALS[rival]() for rival in rivals}
         calls |= {r.name: _call(r, setting.numbers(r)) for r in ours}
-        step("timed, with copy and torch")
+        step(f"timed, with copy and {', '.join(rivals)}")
         timings = bench.interleaved(bench.Buffers(x), calls)
     else:
-        names = [r.name for r in ours]
         timings = bench.time_ladder(
             x,
-            names,
-            rivals=tuple(dict.fromkeys(("torch", *rivals))),
-            production=chosen if results[chosen].ok else None,
+            [r.name for r in ours],
+            rivals=rivals,
+            production=ships if ships and results[ships].ok else None,
             progress=lambda name: step(f"{name}: timed"),
         )
-    for rival in sorted((set(rivals) - {"torch"}) & set(timings)):
+    for rival in rivals[1:]:
         results[OTHER + rival] = _rival(rival, timings, setting, x)
     for record in [*ours, KERNELS["torch"]]:
         result, timing = results.get(record.name), timings[record.name]
@@ -202,11 +197,18 @@ def _rival(rival: str, timings: dict[str, Timing], setting: Setting, x: Tensor) 
     from online_softmax.lab import bench
 
     result = Result(OTHER + rival, OTHER + rival, "torch", f"torch.softmax under torch.{rival}")
-    if timings[rival].refused:
-        return replace(result, reasons=(timings[rival].refused,))
-    verdict = judge.check(bench.RIVALS[rival]()(x, torch.empty_like(x)), x)
-    result = replace(result, ok=verdict.ok, max_error=verdict.max_error, why=verdict.why)
-    return rung.timed(result, timings, timings[rival], setting, x) if verdict.ok else result
+    timing, y = timings[rival], torch.empty_like(x)
+    if timing.refused:
+        return replace(result, reasons=(timing.refused,))
+    made = bench.RIVALS[rival]()(x, y)  # which some return instead of filling y
+    got, given = (
+        rung.spread(each, rung.checked_rows(x)) for each in (y if made is None else made, x)
+    )
+    verdict = judge.check(got, given)
+    result = replace(
+        result, ok=verdict.ok, max_error=verdict.max_error, why=verdict.why, rows=len(x)
+    )
+    return rung.timed(result, timings, timing, setting, x) if verdict.ok else result
 
 
 def _call(record: Kernel, numbers: Numbers) -> Callable[[Tensor, Tensor], object]:
@@ -230,14 +232,17 @@ def _few(setting: Setting, x: Tensor) -> Tensor:
 
 
 def _production(
-    result: Result, why: str, setting: Setting, timings: dict[str, Timing], x: Tensor
+    planned: Result, why: str, setting: Setting, timings: dict[str, Timing], x: Tensor
 ) -> Result:
-    """The line of what ships: the chosen rung with the planner's own block size, no sweep."""
-    shipped, record = replace(result, name="production", chosen_because=why), KERNELS[result.name]
-    timing = timings.get("production")
-    if timing is None or timing.refused:
+    """The line of what ships: the chosen kernel with the planner's own numbers, no sweep."""
+    shipped, record = replace(planned, name="production", chosen_because=why), KERNELS[planned.name]
+    timing = timings.get("production", timings.get(planned.name)) if planned.ok else None
+    if timing is None:
         return shipped
-    shipped = rung.timed(replace(shipped, block=timing.block), timings, timing, setting, x)
+    if timing.refused:
+        return replace(shipped, reasons=(timing.refused,))
+    shipped = replace(shipped, block=timing.block or planned.block)
+    shipped = rung.timed(shipped, timings, timing, setting, x)
     return rung.count_on_cpu(shipped, record, setting, _few(setting, x))
 
 
@@ -246,6 +251,7 @@ def _header(
     setting: Setting,
     x: Tensor,
     arches: Sequence[str],
+    rivals: Sequence[str],
     command: str,
     timings: dict[str, Timing],
 ) -> Header:
@@ -253,16 +259,10 @@ def _header(
     special = inputs.specials(x)
     if special:
         notes.append(f"of the values, {special}")
-    if setting.rows < matrix.rows:
-        notes.append(
-            f"{setting.rows:,} of {matrix.rows:,} rows: host execution is for counting, "
-            "not for speed"
-        )
-    if setting.interpreted_rows and setting.interpreted_rows < setting.rows:
-        notes.append(
-            f"Triton's rungs took {setting.interpreted_rows:,} rows, spread over all: its "
-            "interpreter is slower still"
-        )
+    notes += budget.notes(setting)
+    untimed = [OTHER + rival for rival in rivals if rival != "torch" and not setting.on_gpu]
+    if untimed:
+        notes.append(f"without {' and '.join(untimed)}: rivals are timed on a GPU only")
     header = Header(
         date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         command=command,
@@ -284,11 +284,12 @@ def _header(
     from online_softmax.lab import bench
 
     copy_us = rung.known(timings["copy"].median_us)
+    l2_bytes = torch.cuda.get_device_properties(setting.device).L2_cache_size
     gbs, whose = info.bandwidth(setting.device.index or 0)
     return replace(
         header,
         machine=bench.machine(),
-        is_cold_l2=True,
+        is_cold_l2=bench.rotation(x.numel() * x.element_size(), l2_bytes)[1],
         clock=CLOCK,
         copy_us=copy_us,
         copy_gbs=rung.ideal_bytes(x) / copy_us / 1e3 if copy_us else None,

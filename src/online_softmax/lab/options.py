@@ -13,10 +13,10 @@ ABOUT = """Softmax kernels, from three passes over memory to one: run them, watc
 
 \b
 Start here:
-  online-softmax ladder                    every kernel, checked, counted, timed
-  online-softmax trace 1 5 3 9 2           the two numbers that make it work
-  online-softmax explain 4096 4096         which kernel to choose, and why
-  online-softmax info                      what is installed, what is missing"""
+  online-softmax ladder                every kernel, checked, counted, timed
+  online-softmax trace 1 5 3 9 2       the two numbers that make it work
+  online-softmax explain 4096 4096     which kernel to choose, and why
+  online-softmax info                  what is installed, what is missing"""
 LADDER = """Run every rung of the ladder: is it right, what does it cost, how fast is it?
 
 On a GPU rungs are timed, L2 cold, beside a copy and torch.softmax. Without one the same kernels \
@@ -28,7 +28,7 @@ Examples:
   online-softmax ladder --rows 64 --cols 131072 --dtype bf16
   online-softmax ladder --input scores.npy --only v2,v3,torch
   online-softmax ladder --sample --arch sm_80,sm_120 --plot ladder.png
-  online-softmax ladder --save run.jsonl
+  online-softmax ladder --against compile --save run.jsonl
   online-softmax ladder --from run.jsonl --plot run.png"""
 TRACE = """Watch the running pair (m, d) over a few numbers: the maximum, and the sum of exp(x - m).
 
@@ -51,10 +51,10 @@ def option(text: str, metavar: str, *names: str, **more: Any) -> Any:
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
-Rows = Annotated[int | None, option("Rows. Default: 4096, of a tensor all.", "N", min=1)]
+Rows = Annotated[int | None, option("Rows. Default: 4096; of a file or sample, all.", "N", min=1)]
 Cols = Annotated[int | None, option("Columns of random input. Default: 4096.", "N", min=1)]
 Dtype = Annotated[
-    str, option("float32, float16 or bfloat16. Default: float32, of a tensor its own.", "TYPE")
+    str, option("float32, float16 or bfloat16. Default: float32; of a file, its own.", "TYPE")
 ]
 Input = Annotated[
     str,
@@ -65,12 +65,12 @@ Input = Annotated[
     ),
 ]
 Sample = Annotated[
-    bool, typer.Option("--sample", help="Real attention scores, 1,920 rows of 40, padding -inf.")
+    bool, typer.Option("--sample", help="Real attention scores: 1,920 rows of 40 columns.")
 ]
 Arch = Annotated[
-    str, option("Whose registers to show. Default: the GPU's, without one sm_80,sm_90a.", "SM,SM")
+    str, option("Whose registers to show. Default: the GPU's; without one, sm_80,sm_90a.", "SM,SM")
 ]
-Only = Annotated[str, option("Rungs by how their names start: v0,v3,triton,torch.", "NAME,NAME")]
+Only = Annotated[str, option("Rungs by how their names start, such as v0,v3,triton.", "NAME,NAME")]
 Block = Annotated[
     int, option("Threads a block. Default: the planner's; on a GPU, the best of a sweep.", "N")
 ]
@@ -78,17 +78,19 @@ Seconds = Annotated[
     float,
     option(f"Without a GPU, how long kernels may run. Default: {SECONDS:.0f}.", "S", min=0.1),
 ]
-Save = Annotated[Path | None, option("Keep the results, as JSON lines.", "FILE")]
-Plot = Annotated[Path | None, option("Draw a bar chart, a .png for example.", "FILE")]
+Save = Annotated[Path | None, option("Keep the results in a file, as JSON lines.", "FILE")]
+Plot = Annotated[Path | None, option("Draw the results as a bar chart: .png, .svg, .pdf.", "FILE")]
 Against = Annotated[
-    str, option("Rivals timed beside the rungs on a GPU.", "torch,compile", "--against")
+    str, option("Rivals timed on a GPU: torch, which always is, and compile.", "NAME,NAME")
 ]
 Stored = Annotated[Path | None, option("Run nothing; show what --save kept.", "FILE", "--from")]
-Values = Annotated[list[str], typer.Argument(metavar="NUMBER...", show_default=False)]
+Values = Annotated[list[str], typer.Argument(metavar="NUMBER", hidden=True)]
 Step = Annotated[int, typer.Option(min=1, metavar="N", help="Elements a step.")]
-ExplainedRows = Annotated[int, typer.Argument(min=0, metavar="ROWS", show_default=False)]
-ExplainedCols = Annotated[int, typer.Argument(min=0, metavar="COLS", show_default=False)]
+ExplainedRows = Annotated[int, typer.Argument(min=0, metavar="ROWS", hidden=True)]
+ExplainedCols = Annotated[int, typer.Argument(min=0, metavar="COLS", hidden=True)]
 ExplainedType = Annotated[
     str, typer.Option(metavar="TYPE", help="float32, float16, bfloat16 or float64.")
 ]
-ExplainedArch = Annotated[str, option("The GPU. Default: the one here, or sm_90a.", "SM")]
+ExplainedArch = Annotated[
+    str, option("The architecture. Default: that of the GPU here, or sm_90a.", "SM")
+]

@@ -20,7 +20,7 @@ COLOURS = {"cuda": "#0072B2", "triton": "#E69F00", "torch": "#8C8C8C", "producti
 KINDS = {
     "cuda": "CUDA C++",
     "triton": "Triton",
-    "torch": "torch.softmax",
+    "torch": "PyTorch",
     "production": "what softmax() runs",
 }
 WRITES = "#56B4E9"

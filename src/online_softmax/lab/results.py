@@ -52,6 +52,7 @@ class Result:
     median_us: float | None = None
     p20_us: float | None = None
     p80_us: float | None = None
+    rounds_us: tuple[float, ...] = ()  # the median of each interleaved round
     gbs: float | None = None  # ideal bytes over the median, GB/s
     of_datasheet: float | None = None  # share of the datasheet's bandwidth
     of_copy: float | None = None  # share of a copy kernel measured in the same run

@@ -7,7 +7,8 @@ without a compiler) they are what its algorithm predicts, and the result says wh
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +19,15 @@ from online_softmax import catalogue, jit, plan
 from online_softmax.catalogue import KERNELS, Kernel
 from online_softmax.cuda import host
 from online_softmax.cuda.launch import RUNG
-from online_softmax.lab import info, judge, triton_figures
+from online_softmax.lab import info, judge
 from online_softmax.lab.results import Figures, Result
-from online_softmax.lab.triton_figures import Compiler
 from online_softmax.plan import Numbers, Problem
+from online_softmax.triton import ALIGNED, Build, compile_all
 
 if TYPE_CHECKING:
     from online_softmax.lab.bench import Timing
+
+Built = Mapping[Build, jit.Resources | str]  # a sentence where Triton gave no figures
 
 CHECKED_ELEMENTS = 2**24  # compared with float64 a rung: it takes the CPU a second
 
@@ -64,22 +67,14 @@ def blank(record: Kernel) -> Result:
 
 def refusals(record: Kernel, setting: Setting) -> list[str]:
     """Why a kernel cannot run here, each a sentence; empty: it can."""
-    reasons = record.reasons(setting.problem)
-    if record.backend == "triton":
-        lacks = info.NO_TRITON if not info.has_triton() else _not_interpreted(setting)
-        reasons += [lacks] if lacks else []
+    reasons = record.reasons(setting.problem, setting.block or None)
     if record.backend == "cuda":
-        lacks = catalogue.without_cuda_core() if setting.on_gpu else info.no_compiler()
-        reasons += [lacks] if lacks else []
-    if setting.block and not reasons:
-        numbers, cols = setting.numbers(record), setting.problem.cols
-        held = numbers.vectors * numbers.block * setting.problem.vector
-        if numbers.vectors and held < cols:
-            reasons.append(
-                f"{record.name} with {setting.block} threads holds at most {held} columns; this "
-                f"row has {cols}"
-            )
-    return reasons
+        missing = catalogue.lacks("cuda") if setting.on_gpu else info.no_compiler()
+    else:
+        missing = catalogue.lacks(record.backend)
+        if record.backend == "triton" and not missing:
+            missing = _not_interpreted(setting)
+    return [*reasons, missing] if missing else reasons
 
 
 def _not_interpreted(setting: Setting) -> str | None:
@@ -179,6 +174,7 @@ def timed(
         median_us=timing.median_us,
         p20_us=known(timing.p20_us),
         p80_us=known(timing.p80_us),
+        rounds_us=timing.rounds_us,
         gbs=gbs,
         of_datasheet=gbs / bandwidth if bandwidth else None,
         of_copy=known(timings["copy"].median_us / timing.median_us),
@@ -192,28 +188,61 @@ def known(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def figures(
-    result: Result, setting: Setting, arch: str, compiler: Compiler | None
-) -> Figures | None:
+def figures(result: Result, setting: Setting, arch: str, built: Built) -> Figures | None:
     """Registers and the rest on an architecture, without a GPU; None for kernels that are not ours.
 
-    `compiler` was given the `triton_request` of each result of a Triton kernel.
+    `built` has the `triton_build` of each result of a Triton kernel, unless there is no Triton.
     """
     record = KERNELS[result.kernel]
-    try:
-        if record.backend == "cuda":
+    if record.backend not in ("cuda", "triton"):
+        return None
+    if arch not in plan.ARCHES:
+        return Figures(arch, missing=f"the planner has no facts about {arch}")
+    if record.backend == "cuda":
+        try:
             return _cuda_figures(record, setting, setting.numbers(record, result.block), arch)
-    except jit.Unavailable as error:
-        return Figures(arch, missing=str(error))
-    if record.backend == "triton" and compiler:
-        return compiler.figures(triton_request(result, setting, arch))
-    return None
+        except jit.Unavailable as error:
+            return Figures(arch, missing=str(error))
+    build = triton_build(result, setting, arch)
+    return _triton_figures(build, built[build]) if build in built else None
 
 
-def triton_request(result: Result, setting: Setting, arch: str) -> dict[str, Any]:
-    """What to ask a Compiler for."""
+def triton_build(result: Result, setting: Setting, arch: str) -> Build:
+    """What to ask Triton's compiler for: the kernel as it is launched, on a contiguous matrix."""
     numbers = setting.numbers(KERNELS[result.kernel], result.block)
-    return triton_figures.request(result.kernel, setting.problem, numbers, arch)
+    return Build(
+        result.kernel.removeprefix("triton_"),
+        setting.dtype,
+        arch,
+        numbers.tile,
+        numbers.block // plan.WARP,
+        is_whole=setting.problem.cols % ALIGNED == 0,
+    )
+
+
+def compile_triton(
+    results: Iterable[Result], setting: Setting, arches: Sequence[str]
+) -> Future[Built]:
+    """Compile the Triton kernels among them, in another process, beside what goes on here."""
+    wanted = dict.fromkeys(
+        triton_build(result, setting, arch)
+        for result in results
+        for arch in arches
+        if result.backend == "triton" and not catalogue.lacks("triton")
+    )
+    pool = ThreadPoolExecutor(max_workers=1)
+    compiling: Future[Built] = pool.submit(
+        lambda: dict(zip(wanted, compile_all([*wanted]), strict=True))
+    )
+    pool.shutdown(wait=False)
+    return compiling
+
+
+def _triton_figures(build: Build, taken: jit.Resources | str) -> Figures:
+    if isinstance(taken, str):
+        return Figures(build.arch, missing=taken)
+    occupancy = jit.occupancy(taken, plan.ARCHES[build.arch], build.num_warps * plan.WARP)
+    return _figures(build.arch, [(taken, taken.shared_bytes, occupancy)])
 
 
 def _cuda_figures(record: Kernel, setting: Setting, numbers: Numbers, arch: str) -> Figures:
@@ -224,6 +253,11 @@ def _cuda_figures(record: Kernel, setting: Setting, numbers: Numbers, arch: str)
         taken = jit.resources(launch.file, launch.symbol, arch)
         occupancy = jit.occupancy(taken, plan.ARCHES[arch], launch.block, launch.shared_bytes)
         found.append((taken, taken.shared_bytes + launch.shared_bytes, occupancy))
+    return _figures(arch, found)
+
+
+def _figures(arch: str, found: Sequence[tuple[jit.Resources, int, float]]) -> Figures:
+    """Of kernels with their shared bytes and occupancy, the worst of each."""
     return Figures(
         arch,
         registers=max(taken.registers for taken, _, _ in found),
@@ -238,7 +272,7 @@ def _predicted_exps(record: Kernel, problem: Problem, numbers: Numbers) -> float
     """Exponentials in all, as the algorithm has it; None for what is not ours."""
     if record.backend == "cuda":
         return RUNG[record.name].exps(problem, numbers)
-    if record.backend != "triton" or not info.has_triton():
+    if record.backend != "triton" or catalogue.lacks("triton"):
         return None
     from online_softmax.triton import rows
 

@@ -89,7 +89,7 @@ def verdict(result: Result) -> str:
 # ---- columns
 
 NAME = Column[Result]("rung", lambda r: r.name, justify="left")
-BLOCK = Column[Result]("block", lambda r: _number(r.block or None), "threads a block")
+BLOCK = Column[Result]("block", lambda r: str(r.block or "-"), "threads a block")
 COSTS: tuple[Column[Result], ...] = (
     NAME,
     Column("result", verdict, "ok: every element agrees with float64", "left"),
@@ -200,7 +200,7 @@ def _figures(console: Console, run: Run, is_wide: bool) -> Sequence[Column[Figur
 
 
 def _table(columns: Iterable[Column]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
     for column in columns:
         table.add_column(
             column.heading, justify=column.justify, no_wrap=column is not IDEA, header_style="dim"
@@ -234,9 +234,13 @@ def _legend(console: Console, run: Run, columns: Iterable[Column]) -> None:
 
 def _remarks(console: Console, run: Run) -> None:
     console.print()
+    reasons = {result.name: result.reasons for result in run.results}
     for result in run.results:
-        for reason in result.reasons if result.name != "production" else ():
-            _say(console, f"{result.name} did not run: {reason.rstrip('.')}.", "yellow")
+        # What keeps the planner's choice from running is said of its own line, if that is here.
+        said = result.name == "production" and result.reasons == reasons.get(result.kernel)
+        lacks = "did not run" if result.ok is None else "was not timed"
+        for reason in () if said else result.reasons:
+            _say(console, f"{result.name} {lacks}: {reason.rstrip('.')}.", "yellow")
     for sentence in dict.fromkeys(f.missing for r in run.results for f in r.figures if f.missing):
         _say(console, f"No registers: {sentence.rstrip('.')}.", "yellow")
     for result in run.results:

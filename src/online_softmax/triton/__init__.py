@@ -137,7 +137,7 @@ def _figures(
     names = [parameter.name for parameter in function.params]
     signature = {name: types.get(name, "i64") for name in names}
     constants = {"EMIT": emits, "LANES": block // rows.UNROLL.value}
-    aligned = [n for n in names if n in types or is_whole]
+    aligned = names if is_whole else ["x_ptr", "y_ptr"]
     attributes = {
         (i,): [["tt.divisibility", ALIGNED]]
         for i, n in enumerate(names)
