@@ -100,8 +100,8 @@ def operand(tokens: list[str], opens: str, closes: str) -> list[str]:
 
 # ---- imports point down
 
-LEVELS = {"plan": 0, "jit": 1, "cuda": 2, "triton": 2, "reference": 2, "catalogue": 3, "library": 4}
-LEVELS |= {"api": 5, "distributed": 5, "__init__": 6, "lab": 7, "__main__": 8}
+LEVELS = {"arches": 0, "plan": 1, "jit": 2, "cuda": 3, "triton": 3, "reference": 3}
+LEVELS |= {"catalogue": 4, "library": 5, "api": 6, "distributed": 6, "__init__": 7, "lab": 8}
 
 
 def upward(path: str, text: str) -> list[str]:
