@@ -28,6 +28,7 @@ def softmax(x: Tensor, dim: int = -1, *, kernel: str | None = None) -> Tensor:
         IndexError: dim is out of range.
         NotImplementedError: x is not of a floating-point type.
         ValueError: no kernel has that name, or it cannot run this problem; with the reasons.
+        online_softmax.jit.Unavailable: on a CUDA device, the driver refuses what NVRTC makes.
 
     Example:
         >>> import torch

@@ -91,7 +91,7 @@ def _catalogue() -> dict[str, Kernel]:
             idea,
             partial(_run_triton, kernel),
             FLOATS,
-            ("sm_80", "sm_90a", "sm_100a"),
+            RUNG_ARCHES,
             reads,
             True,
         )

@@ -239,7 +239,7 @@ def _load(index: int, file: str, symbol: str) -> _Loaded:
     key = (index, file, symbol)
     core, driver = _cuda()
     with _locks.setdefault(key, threading.Lock()):
-        if key not in _loaded:
+        if (loaded := _loaded.get(key)) is None:
             source, target = jit_compile.CUDA_DIR / file, jit_compile.target_of(device_arch(index))
             try:
                 handle = _to_device(driver, jit_compile.image_of(source, symbol, target))
@@ -247,8 +247,9 @@ def _load(index: int, file: str, symbol: str) -> _Loaded:
                 image = jit_compile.image_of(source, symbol, target, rebuild=True)
                 handle = _to_device(driver, image, refusal=f"{symbol} of {file} for {target}")
             may_depend = torch.cuda.get_device_capability(index) >= (9, 0)
-            _loaded[key] = _Loaded(core.Kernel.from_handle(int(handle)), handle, may_depend)
-    return _loaded[key]
+            kernel = core.Kernel.from_handle(int(handle))
+            _loaded[key] = loaded = _Loaded(kernel, handle, may_depend)
+    return loaded
 
 
 def _to_device(driver: ModuleType, image: Image, refusal: str = "") -> Any:

@@ -24,7 +24,6 @@ class Problem:
     rows: int
     cols: int
     dtype: str = "float32"
-    op: str = "softmax"
     device: str = "cuda"  # "cuda" or anything else
     arch: str = DEFAULT_ARCH
     sm_count: int = 0  # of the device at hand; 0: that of the architecture's card

@@ -94,6 +94,9 @@ def matrix(rows: int, cols: int, dtype: str, file: str, sample: bool) -> Matrix:
     found = inputs.load(file, wanted) if file else inputs.sample(wanted)
     if file:
         found = replace(found, source=file_name(file))
+    if rows > found.rows:
+        note = f"{rows:,} rows were asked for; the tensor has {found.rows:,}, and all of them run"
+        found = replace(found, notes=(*found.notes, note))
     if rows and rows < found.rows:
         note = f"the first {rows:,} of {found.rows:,} rows, as asked"
         found = replace(found, rows=rows, notes=(*found.notes, note))

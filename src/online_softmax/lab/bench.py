@@ -152,8 +152,9 @@ def _variant(record: catalogue.Kernel, numbers: plan.Numbers) -> Call:
 
 
 def copy_call(x: Tensor, y: Tensor) -> None:
-    """The copy kernel, the ceiling for one read and one write: 16 bytes a thread."""
-    vectors = x.numel() * x.element_size() // plan.VECTOR_BYTES
+    """The copy kernel, the ceiling for one read and one write: 16 bytes a thread. What is left of
+    a size that is no multiple of 16 bytes is not copied; torch allocates 512 bytes at least."""
+    vectors = max(x.numel() * x.element_size() // plan.VECTOR_BYTES, 1)
     block = 256
     grid = plan.ceil_div(vectors, block)
     jit.launch(Launch("ceilings.cu", "copy", (x, y, vectors), grid, block), x.device)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import platform
 import re
+import secrets
 import subprocess
 from importlib import metadata
 from pathlib import Path
@@ -132,7 +133,9 @@ def remember_copy(device: str, gbs: float) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         known = _measured(path)
         if gbs > known.get(device, 0.0):
-            path.write_text(json.dumps({**known, device: round(gbs, 1)}))
+            whole = path.with_name(f"{path.name}.{secrets.token_hex(8)}")  # appears by one rename
+            whole.write_text(json.dumps({**known, device: round(gbs, 1)}))
+            whole.replace(path)
     except OSError:
         return
 

@@ -12,7 +12,7 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -161,11 +161,6 @@ def from_tensor(tensor: Any, source: str, dtype: torch.dtype | None = None) -> M
     return Matrix(
         rows, cols, wanted, source, lambda n: view[:n].to(wanted).contiguous(), tuple(notes)
     )
-
-
-def moved(matrix: Matrix, device: torch.device | str) -> Matrix:
-    """The same matrix, made on another device."""
-    return replace(matrix, take=lambda n: matrix.take(n).to(device))
 
 
 # ---- reading: each gives an array, a tensor, or several by name

@@ -53,12 +53,22 @@ def _us(value: float | None) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "—" if value is None else f"{value:.2f}".rstrip("0").rstrip(".")
+    if value is None:
+        return "—"
+    if 0 < value < 0.01:
+        return "under 0.01"
+    return f"{value:.2f}".rstrip("0").rstrip(".")
+
+
+def _gbs(value: float | None) -> str:
+    return "—" if value is None else f"{value:,.0f}" if value >= 10 else f"{value:.1f}"
 
 
 def _percent(value: float | None) -> str:
     if value is None:
         return "—"
+    if value < 0.0005:
+        return "under 0.1 %"
     return f"{100 * value:.1f} %" if value < 0.1 else f"{100 * value:.0f} %"
 
 
@@ -75,7 +85,7 @@ def _title(run: Run) -> str:
 
 
 def ladder_table(runs: list[Run]) -> str:
-    """README's table: every rung on the main cell, with its time on one more, and what it costs."""
+    """README's table: every rung on the main cell, its time and what it costs."""
     by_cell = {cell(run): run for run in runs}
     main = by_cell[MAIN]
     head = ("rung", "idea", "reads", "exps", "registers", "µs", "of copy", "x torch")
@@ -137,10 +147,10 @@ def lesson_table(runs: list[Run], name: str) -> str:
             if r.name == name:
                 if r.median_us is None:
                     why = r.reasons[0] if r.reasons else "not timed"
-                    rows.append((_title(run), "cannot", "—", "—", "—", why.split(":")[0]))
+                    rows.append((_title(run), why.split(":")[0], "—", "—", "—", "—"))
                     continue
                 rows.append(
-                    (_title(run), _us(r.median_us), f"{r.gbs or 0:,.0f}", _percent(r.of_copy),
+                    (_title(run), _us(r.median_us), _gbs(r.gbs), _percent(r.of_copy),
                      _number(r.of_torch), str(r.block))
                 )  # fmt: skip
     h = runs[0].header

@@ -23,6 +23,7 @@ ERROR_BYTES = 1024
 _libraries: dict[tuple[Path, str], _Library] = {}
 _together: dict[Path, tuple[str, ...]] = {}  # symbols that build was asked for
 _lock = threading.Lock()
+os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 class Fault(RuntimeError):  # noqa: N818  (the word CUDA uses)
