@@ -3,7 +3,7 @@
 #include "online.cuh"
 
 constexpr int WARP = 32;
-constexpr int MAX_THREADS = 1024;  // a block; rungs that may need over 64 registers tell the compiler
+constexpr int MAX_THREADS = 1024;  // a block; a rung near 64 registers tells the compiler so
 constexpr int MAX_WARPS = MAX_THREADS / WARP;
 
 __device__ __forceinline__ int lane_id() { return int(threadIdx.x) % WARP; }
