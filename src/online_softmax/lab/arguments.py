@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,11 +47,18 @@ def names(text: str) -> list[str]:
     """
     found: list[str] = []
     for start in _listed(text):
-        matching = [name for name in ladder.NAMES if name.startswith(start)]
+        matching = [name for name in ladder.NAMES if name.startswith(start.lower())]
         if not matching:
-            raise BadInput(f"--only {start}: there are {', '.join(ladder.NAMES)}")
+            raise BadInput(f"no rung starts with {start!r}; there are {', '.join(ladder.NAMES)}")
         found += matching
     return found
+
+
+def nothing_beside(option: str, given: Mapping[str, object]) -> None:
+    """Refuse options that would say nothing beside another."""
+    ignored = [name for name, value in given.items() if value]
+    if ignored:
+        raise BadInput(f"{option} shows a run that was kept: {ignored[0]} cannot change it")
 
 
 def rivals(text: str) -> tuple[str, ...]:

@@ -92,6 +92,9 @@ def ladder(
         for path in filter(None, (save, plot)):
             arguments.place(path)
         if stored:
+            given = {"--rows": rows, "--cols": cols, "--dtype": dtype, "--input": file}
+            given |= {"--sample": sample, "--only": only, "--block": block}
+            arguments.nothing_beside("--from", given)
             runs = _read(stored)
         else:
             matrix = arguments.matrix(rows or 0, cols or 0, dtype, file, sample)

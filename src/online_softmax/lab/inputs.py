@@ -6,6 +6,7 @@ Whatever is wrong with a file is one line, `BadInput`; nothing here prints.
 from __future__ import annotations
 
 import math
+import os
 import pickle
 import struct
 import tokenize
@@ -20,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+COPIES = 5  # of the matrix, that are held at a time
 SEED = 20180508  # of random input: the same values on every machine of a kind
 MAX_DIMS = 4
 SUFFIXES = (".npy", ".npz", ".pt", ".pth", ".safetensors")
@@ -81,10 +83,25 @@ def short_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def _must_fit(rows: int, cols: int, device: torch.device | str) -> None:
+    """Refuse before an allocation fails: input, output, copies to time and judge, in float32."""
+    wanted = COPIES * 4 * rows * cols
+    if torch.device(device).type == "cuda":
+        there = torch.cuda.mem_get_info(device)[0]
+    else:
+        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if wanted > there:
+        raise BadInput(
+            f"{rows:,} x {cols:,} would take {wanted / 2**30:,.0f} GiB with what it takes to judge "
+            f"it; there are {there / 2**30:,.0f} GiB: ask for fewer rows or columns"
+        )
+
+
 def random(rows: int, cols: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> Matrix:
     """Normal random numbers from a fixed seed, made on the device."""
 
     def take(count: int) -> Tensor:
+        _must_fit(count, cols, device)
         generator = torch.Generator(device).manual_seed(SEED)
         return torch.randn(count, cols, generator=generator, device=device).to(dtype)
 
