@@ -18,6 +18,7 @@ from rich.text import Text
 from online_softmax.lab.results import Figures, Header, Result, Run
 
 WIDE = 120  # columns of the console from which ideas, bars and several architectures fit beside
+NARROWEST = 80  # columns that the tables need
 BAR = 24  # characters of a full bar
 PREDICTED = "*"  # behind a figure that the algorithm predicts and nothing counted
 Record = TypeVar("Record")
@@ -132,6 +133,7 @@ FIGURES: tuple[Column[Figures], ...] = (
 
 def render(run: Run, console: Console) -> None:
     """Print everything about a run that a person wants to see."""
+    console.width = max(console.width, NARROWEST)  # a terminal may wrap a line, not cut a number
     is_wide = console.width >= WIDE
     _say(console, _title(run.header), "bold")
     for line in _circumstances(run.header):
