@@ -29,7 +29,7 @@ DEVICE_CODE = $(shell find src tests -name '*.cu' -o -name '*.cuh' -o -name '*.h
 CLI = $(RUN) -m online_softmax.lab.cli
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-gpu lint types format readme hooks clean
+.PHONY: help run test test-gpu sanitize-gpu lint types format readme hooks clean
 
 help: ## this page
 	@echo 'online-softmax: the same softmax from three passes over memory to one, on any machine.'
@@ -55,6 +55,16 @@ test: $(SETUP) ## all tests that need no GPU: CUDA kernels run compiled for the 
 test-gpu: $(SETUP) ## the tests that need a GPU, in full
 	@$(RUN) -c 'import sys, torch; torch.cuda.is_available() or sys.exit("test-gpu: torch sees no CUDA device here. make test runs what needs none.")'
 	$(RUN) -m pytest -m gpu $(ARGS)
+
+sanitize-gpu: $(SETUP) ## compute-sanitizer over every rung: outside accesses and races (needs nvcc)
+	@$(RUN) -c 'import sys, torch; torch.cuda.is_available() or sys.exit("sanitize-gpu: torch sees no CUDA device here. make test runs the rungs under the host sanitizers.")'
+	mkdir -p build
+	nvcc -std=c++17 -lineinfo -arch=native tests/sanitize_driver.cu -o build/sanitize_driver
+	for tool in memcheck racecheck synccheck initcheck; do \
+	  compute-sanitizer --tool $$tool --error-exitcode 9 build/sanitize_driver || exit; done
+	for tool in memcheck racecheck; do \
+	  PYTORCH_NO_CUDA_MEMORY_CACHING=1 PYTHONPATH=src compute-sanitizer --tool $$tool --error-exitcode 9 \
+	    $(firstword $(filter-out PYTHONPATH=src,$(RUN))) tests/sanitize_rungs.py || exit; done
 
 # ---- for a change
 

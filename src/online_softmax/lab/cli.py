@@ -78,7 +78,7 @@ def ladder(
     arch: options.Arch = "",
     only: options.Only = "",
     block: options.Block = 0,
-    seconds: options.Seconds = options.SECONDS,
+    seconds: options.Seconds = None,
     as_json: options.Json = False,
     save: options.Save = None,
     plot: options.Plot = None,
@@ -98,7 +98,8 @@ def ladder(
             runs = _read(stored)
         else:
             matrix = arguments.matrix(rows or 0, cols or 0, dtype, file, sample)
-            runs = [_climb(matrix, arch, only, block, seconds, against, is_shown=not as_json)]
+            allowed = seconds or (options.SAMPLE_SECONDS if sample else options.SECONDS)
+            runs = [_climb(matrix, arch, only, block, allowed, against, is_shown=not as_json)]
         run = runs[-1]
         if save:
             results.save(run, save)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 SECONDS = 30.0
+SAMPLE_SECONDS = 240.0  # for all rows of the sample in Triton's interpreter, with room to spare
 
 ABOUT = """Softmax kernels, from three passes over memory to one: run them, watch them, ask which.
 
@@ -75,8 +76,12 @@ Block = Annotated[
     int, option("Threads a block. Default: the planner's; on a GPU, the best of a sweep.", "N")
 ]
 Seconds = Annotated[
-    float,
-    option(f"Without a GPU, how long kernels may run. Default: {SECONDS:.0f}.", "S", min=0.1),
+    float | None,
+    option(
+        f"Without a GPU, how long kernels may run. Default: {SECONDS:.0f}; for --sample, all rows.",
+        "S",
+        min=0.1,
+    ),
 ]
 Save = Annotated[Path | None, option("Keep the results in a file, as JSON lines.", "FILE")]
 Plot = Annotated[Path | None, option("Draw the results as a bar chart: .png, .svg, .pdf.", "FILE")]
