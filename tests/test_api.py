@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -74,6 +75,13 @@ def test_errors_are_torchs() -> None:
             torch.softmax(x.to(dtype), -1)
     with pytest.raises(NotImplementedError, match=r"must be one of.*float8"):
         softmax(x.to(torch.float8_e4m3fn))
+    with pytest.raises(NotImplementedError, match="dense tensor, got one of layout"):
+        softmax(x.to_sparse())
+    with pytest.raises(NotImplementedError, match="dense tensor, got a nested"):
+        softmax(torch.nested.nested_tensor([x[0], x[1, :2]]))
+    with pytest.raises(TypeError, match="dim must be an int, got True"):
+        softmax(x, True)
+    torch.testing.assert_close(softmax(x, np.int64(0)), torch.softmax(x, 0))
     with pytest.raises(TypeError, match="must be a Tensor, got list"):
         softmax([1.0, 2.0])
     with pytest.raises(TypeError, match=r"dim must be an int, got 1\.0"):

@@ -68,6 +68,17 @@ def test_stride_zero_upstream() -> None:  # S08: sum() sends an expanded gradien
         assert x.grad.abs().max() < 1e-15
 
 
+@pytest.mark.parametrize("dim", [0, 1])
+def test_writing_into_the_result(dim: int) -> None:
+    """Allowed as in torch; what backward needs was overwritten, so that raises, as in torch."""
+    x = _double(3, 1 + 4 * dim)
+    for function in (softmax, torch.softmax):
+        y = function(x, dim)
+        y.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+
+
 @DEVICES
 def test_vmap_jvp_hessian(device: str) -> None:
     x = _double(4, 5, device=device, grad=False)

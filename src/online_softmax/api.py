@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import operator
+
+import torch
 from torch import Tensor
 
 from online_softmax import catalogue, library
@@ -26,7 +29,7 @@ def softmax(x: Tensor, dim: int = -1, *, kernel: str | None = None) -> Tensor:
     Raises:
         TypeError: x is not a tensor.
         IndexError: dim is out of range.
-        NotImplementedError: x is not of a floating-point type.
+        NotImplementedError: x is not of a floating-point type, or not a dense tensor.
         ValueError: no kernel has that name, or it cannot run this problem; with the reasons.
         online_softmax.jit.Unavailable: on a CUDA device, the driver refuses what NVRTC makes.
 
@@ -39,6 +42,9 @@ def softmax(x: Tensor, dim: int = -1, *, kernel: str | None = None) -> Tensor:
     """
     if not isinstance(x, Tensor):
         raise TypeError(f"softmax(): x must be a Tensor, got {type(x).__name__}")
+    if x.layout is not torch.strided or x.is_nested:
+        kind = "a nested tensor" if x.is_nested else f"one of layout {x.layout}"
+        raise NotImplementedError(f"softmax(): x must be a dense tensor, got {kind}")
     if not x.dtype.is_floating_point:
         raise NotImplementedError(
             f"softmax(): x must be of a floating-point type, got {x.dtype}: convert it first, "
@@ -48,8 +54,10 @@ def softmax(x: Tensor, dim: int = -1, *, kernel: str | None = None) -> Tensor:
         wanted = ", ".join(str(dtype) for dtype in catalogue.DTYPES)
         raise NotImplementedError(f"softmax(): x must be one of {wanted}, got {x.dtype}")
     rank = max(x.dim(), 1)
-    if not isinstance(dim, int) or isinstance(dim, bool):
-        raise TypeError(f"softmax(): dim must be an int, got {dim!r}")
+    if type(dim) is not int:
+        if isinstance(dim, bool) or not hasattr(dim, "__index__"):
+            raise TypeError(f"softmax(): dim must be an int, got {dim!r}")
+        dim = operator.index(dim)  # a NumPy integer, for example
     if not -rank <= dim < rank:
         raise IndexError(
             f"softmax(): dim must be in [{-rank}, {rank - 1}] for a tensor of {x.dim()} "

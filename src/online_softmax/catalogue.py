@@ -182,10 +182,9 @@ def softmax(x: Tensor, dim: int, kernel: str) -> Tensor:
         matrix = matrix.contiguous()
     problem = problem_of(matrix)
     record = choose(problem)[0] if not kernel else _forced(kernel, problem)
-    y = torch.empty(matrix.shape, dtype=x.dtype, device=x.device)
-    record.run(matrix, y, record.numbers(problem))
-    y = y.view(shape)
-    return y if last is x else y.movedim(-1, dim).contiguous()
+    y = torch.empty(shape, dtype=x.dtype, device=x.device)  # no view: a caller may write into it
+    record.run(matrix, y.view(matrix.shape), record.numbers(problem))
+    return y if last is x else y.movedim(-1, dim).clone(memory_format=torch.contiguous_format)
 
 
 def _forced(name: str, problem: Problem) -> Kernel:
