@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 import torch._dynamo.testing
+from torch import func
 from torch.autograd import gradcheck, gradgradcheck
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.library import opcheck
 
 from online_softmax import library, softmax
@@ -100,6 +108,57 @@ def test_vmap_jvp_hessian(device: str) -> None:
     close(torch.func.hessian(ours)(x[0]), torch.func.hessian(want)(x[0]))
 
 
+class Tagged(torch.Tensor):
+    """A subclass that does nothing."""
+
+
+def _compose(*transforms: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda f: functools.reduce(lambda inner, outer: outer(inner), transforms, f)
+
+
+@pytest.mark.parametrize("around", ["nothing", "function mode", "subclass", "trace"])
+@pytest.mark.parametrize(
+    "transforms",
+    [*itertools.product((func.jacfwd, func.jacrev), repeat=2),
+     (func.jacrev, func.jacfwd, func.jacfwd), (func.jacfwd,) * 3, (func.grad, torch.vmap)],
+    ids=lambda transforms: "-".join(t.__name__ for t in transforms),
+)  # fmt: skip
+def test_transforms_nest(transforms: tuple[Callable[..., Any], ...], around: str) -> None:
+    """Also with a default device set, which is a function mode, in a subclass and under make_fx."""
+    x = _double(2, 4, grad=False) if torch.vmap in transforms else _double(4, grad=False)
+    ours = _compose(*transforms)(lambda v: (softmax(v) ** 3).sum())
+    want = _compose(*transforms)(lambda v: (torch.softmax(v, -1) ** 3).sum())(x)
+    if around == "trace":
+        ours = make_fx(ours)(x)
+    with torch.device("cpu") if around == "function mode" else contextlib.nullcontext():
+        got = ours(x.as_subclass(Tagged) if around == "subclass" else x)
+    assert want.abs().max() > 0.01
+    torch.testing.assert_close(got.as_subclass(torch.Tensor), want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_derivatives_are_rounded_once(dtype: torch.dtype) -> None:
+    """Forward mode and double backward against the same formula in float64, from the same y."""
+    for cols in (7, 33, 500):
+        x, w, v = (_double(3, cols, grad=False).roll(i, 1).mul(1 + i).to(dtype) for i in range(3))
+        x, w = x.requires_grad_(), w.requires_grad_()
+        y = softmax(x)
+        (dx,) = torch.autograd.grad(y, x, w, create_graph=True)
+        by_w, by_x = torch.autograd.grad(dx, (w, x), v)
+        tangent = func.jvp(softmax, (x.detach(),), (v,))[1]
+        y64, w64, v64 = (t.detach().double() for t in (y, w, v))
+        want_by_w = y64 * (v64 - (v64 * y64).sum(-1, keepdim=True))
+        dot_w, dot_v = (w64 * y64).sum(-1, keepdim=True), (v64 * y64).sum(-1, keepdim=True)
+        by_y = (v64 * (w64 - dot_w) - w64 * dot_v).to(dtype).double()
+        want_by_x = y64 * (by_y - (by_y * y64).sum(-1, keepdim=True))
+        for got, want in ((tangent, want_by_w), (by_w, want_by_w), (by_x, want_by_x)):
+            assert got.dtype == dtype
+            # An ulp where float64 and float32 round to different sides, and what they cancel.
+            info = torch.finfo(dtype)
+            allowed = info.eps * (want.abs() + info.smallest_normal) + 1e-6 * want.abs().max()
+            assert ((got.double() - want).abs() <= allowed).all()
+
+
 @pytest.mark.parametrize("dim", [0, -1])
 def test_vmap_over_scalars(dim: int) -> None:
     """Each example is a row of one element: ones, and a gradient of zero."""
@@ -172,9 +231,6 @@ def test_modes_and_subclasses_take_the_op() -> None:
         y = softmax(mode.from_tensor(torch.randn(3, 4)))
     assert y.shape == (3, 4)
 
-    class Tagged(torch.Tensor):
-        pass
-
     assert type(softmax(torch.randn(3, 4).as_subclass(Tagged))) is Tagged
 
 
@@ -194,7 +250,7 @@ def test_autocast_gives_float32(dtype: torch.dtype) -> None:  # S71
 @pytest.mark.parametrize(
     "name",
     ["_functorch_active", "_below_autograd", "_after_autograd", "_torch_function_modes",
-     "_torch_dispatch_modes", "_SingleLevelFunction", "_is_forward_mode"],
+     "_torch_dispatch_modes", "_SingleLevelFunction", "_is_forward_mode", "_set_forward_mode"],
 )  # fmt: skip
 def test_private_names_of_torch(name: str) -> None:
     assert getattr(library, name, None) is not None, f"this torch has no {name} any more"

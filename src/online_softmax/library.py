@@ -10,12 +10,12 @@ registration gives opcheck, fullgraph, vmap, forward mode and double backward to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
+from torch.autograd import Function, forward_ad
 from torch.autograd.function import _SingleLevelFunction
 from torch.library import Library, register_autocast, register_fake, register_vmap
 
@@ -27,10 +27,11 @@ _below_autograd = torch._C._AutoDispatchBelowAutograd
 _after_autograd = torch._C._after_autograd_keyset
 _torch_function_modes = torch._C._len_torch_function_stack
 _torch_dispatch_modes = torch._C._len_torch_dispatch_stack
+_set_forward_mode = forward_ad._set_fwd_grad_enabled
 
 
 def _is_forward_mode() -> bool:
-    return torch.autograd.forward_ad._current_level >= 0
+    return forward_ad._current_level >= 0
 
 
 NAMESPACE = "online_softmax"
@@ -68,27 +69,41 @@ _op = torch.ops.online_softmax.softmax.default
 _op_backward = torch.ops.online_softmax.softmax_backward.default
 
 
-# ---- the calculus, in differentiable torch operations
+# ---- the calculus, in differentiable torch operations, rounded once as in _backward
+
+
+def _wide(*tensors: Tensor) -> Iterator[Tensor]:
+    return (t if t.dtype == torch.float64 else t.float() for t in tensors)
 
 
 def _backward_gradients(dy: Tensor, y: Tensor, g: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     """Gradients of dx = y (dy - sum(dy y)) by dy and by y, for an upstream g."""
+    types = dy.dtype, y.dtype
+    dy, y, g = _wide(dy, y, g)
     dot_dy, dot_g = (dy * y).sum(dim, keepdim=True), (g * y).sum(dim, keepdim=True)
-    return y * (g - dot_g), g * (dy - dot_dy) - dy * dot_g
+    by_dy, by_y = y * (g - dot_g), g * (dy - dot_dy) - dy * dot_g
+    return by_dy.to(types[0]), by_y.to(types[1])
 
 
 def _forward_tangent(y: Tensor, x_tangent: Tensor, dim: int) -> Tensor:
-    return y * (x_tangent - (x_tangent * y).sum(dim, keepdim=True))
+    with _set_forward_mode(True):  # torch has it off in here: a jvp of this jvp would be zero
+        wide, x_tangent = _wide(y, x_tangent)
+        return (wide * (x_tangent - (x_tangent * wide).sum(dim, keepdim=True))).to(y.dtype)
 
 
 def _backward_tangent(
     dy: Tensor, y: Tensor, dy_tangent: Tensor | None, y_tangent: Tensor | None, dim: int
 ) -> Tensor:
-    dy_tangent = torch.zeros_like(dy) if dy_tangent is None else dy_tangent
-    y_tangent = torch.zeros_like(y) if y_tangent is None else y_tangent
-    dot = (dy * y).sum(dim, keepdim=True)
-    dot_tangent = (dy_tangent * y + dy * y_tangent).sum(dim, keepdim=True)
-    return y_tangent * (dy - dot) + y * (dy_tangent - dot_tangent)
+    with _set_forward_mode(True):
+        # Inputs, so they still carry the tangents of this level, which are not to be used twice.
+        dy, y = (forward_ad.unpack_dual(t).primal for t in (dy, y))
+        dtype = y.dtype
+        dy_tangent = torch.zeros_like(dy) if dy_tangent is None else dy_tangent
+        y_tangent = torch.zeros_like(y) if y_tangent is None else y_tangent
+        dy, y, dy_tangent, y_tangent = _wide(dy, y, dy_tangent, y_tangent)
+        dot = (dy * y).sum(dim, keepdim=True)
+        dot_tangent = (dy_tangent * y + dy * y_tangent).sum(dim, keepdim=True)
+        return (y_tangent * (dy - dot) + y * (dy_tangent - dot_tangent)).to(dtype)
 
 
 def _batched(x: Tensor, batch_dim: int | None, size: int) -> Tensor:
@@ -135,7 +150,8 @@ class _SoftmaxBackward(Function):
 class _Softmax(Function):
     @staticmethod
     def forward(x: Tensor, dim: int, kernel: str) -> Tensor:
-        return _forward(x, dim, kernel)
+        # Below the transforms x may still be a subclass, or a mode may be at work.
+        return _forward(x, dim, kernel) if _is_plain(x) else _op(x, dim, kernel)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -262,9 +278,12 @@ def _is_plain(x: Tensor) -> bool:
 
 def softmax(x: Tensor, dim: int, kernel: str) -> Tensor:
     """The cheapest of the three routes that is right for this call."""
-    if torch.compiler.is_compiling() or not _is_plain(x):
+    if torch.compiler.is_compiling():
         return _op(x, dim, kernel)
-    recorded = x.requires_grad and torch.is_grad_enabled()
-    if recorded or _functorch_active() or _is_forward_mode():
+    if _functorch_active():  # whose levels the op's Autograd kernel does not know
+        return _eager(x, dim, kernel)
+    if not _is_plain(x):
+        return _op(x, dim, kernel)
+    if (x.requires_grad and torch.is_grad_enabled()) or _is_forward_mode():
         return _eager(x, dim, kernel)
     return _forward(x, dim, kernel)
