@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 import online_softmax
 from online_softmax import State, catalogue, explain, plan, softmax
 from online_softmax.catalogue import DTYPES, KERNELS
+from online_softmax.cuda import host
 from online_softmax.lab import cases, judge
 
 CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(
@@ -32,6 +34,21 @@ def test_every_view(view: cases.View, dtype: torch.dtype, device: str) -> None:
         verdict = judge.check(y, x, dim)
         assert verdict.ok, f"dim {dim}: {verdict.why}"
         assert torch.equal(x, before)
+
+
+@pytest.mark.skipif(host.compiler() is None, reason="host execution needs g++ or clang++")
+@pytest.mark.parametrize("view", cases.VIEWS, ids=lambda view: view.name)
+def test_every_view_reaches_a_kernel_as_rows(
+    view: cases.View, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: the matrix that softmax makes of a view is what a kernel can read by address."""
+    on_the_cpu = catalogue.problem_of
+    monkeypatch.setattr(catalogue, "problem_of", lambda x: replace(on_the_cpu(x), device="cuda"))
+    monkeypatch.setattr(catalogue, "lacks", lambda backend: None)
+    x = judge.lay_out_view(view, torch.float32)
+    for dim in view.dims:
+        verdict = judge.check(softmax(x, dim, kernel="v2_vectorized"), x, dim)
+        assert verdict.ok, f"dim {dim}: {verdict.why}"
 
 
 @DEVICES

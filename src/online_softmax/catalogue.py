@@ -180,6 +180,7 @@ def softmax(x: Tensor, dim: int, kernel: str) -> Tensor:
     matrix = last.reshape(x.numel() // max(cols, 1), cols)
     if matrix.stride(1) != 1 and matrix.shape[1] > 1:
         matrix = matrix.contiguous()
+    matrix = matrix.resolve_neg()  # imag of a conjugate is a view whose memory has other signs
     problem = problem_of(matrix)
     record = choose(problem)[0] if not kernel else _forced(kernel, problem)
     y = torch.empty(shape, dtype=x.dtype, device=x.device)  # no view: a caller may write into it

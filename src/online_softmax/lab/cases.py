@@ -256,6 +256,7 @@ VIEWS: tuple[View, ...] = (
     View("inner_slice", (11, 1027), lambda t: t[1:-1, 3:], (0, 1), "S09 S75"),
     View("expanded_rows", (1, 33), lambda t: t.expand(5, 33), (0, 1), "S07"),
     View("expanded_columns", (5, 1), lambda t: t.expand(5, 33), (0, 1), "S07"),
+    View("negated_bit", (5, 33), torch._neg_view, (0, 1)),  # as imag of a conjugate
     View("many_inner", (1, 2, 65536, 1), lambda t: t, (1,), "S16"),
     View("middle", (4, 64, 33), lambda t: t, (1,), "S66"),
     _all_dims("three", (2, 3, 4), "S63"),
