@@ -6,9 +6,11 @@ import doctest
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from online_softmax.reference import online, ops
 from online_softmax.reference.online import State
@@ -114,6 +116,8 @@ def test_nothing_is_empty_and_changes_nothing():
         assert state.lse().tolist() == [-INF, -INF]
     assert State.empty().m.shape == ()
     assert State.empty((2, 0), torch.float64).d.dtype == torch.float64
+    for shape in (np.int64(3), np.array([3]), torch.Size([3]), [3]):
+        assert State.empty(shape).m.shape == (3,)
     row = State.of(torch.tensor([[1.0, 2.0], [INF, NAN]]))
     for merged in (
         row.merge(State.empty(2)),
@@ -182,6 +186,14 @@ def test_compiles_whole():
     x = torch.randn(4, 6)
     compiled = torch.compile(lambda x: halves(x).softmax(x), fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(x), x.softmax(-1))
+
+
+def test_traced_with_a_symbolic_size():
+    trace = make_fx(
+        lambda x: State.empty(x.shape[0]).merge(State.of(x)).lse(), tracing_mode="symbolic"
+    )
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(trace(torch.randn(3, 4))(x), x.logsumexp(-1))
 
 
 # ---- refusals

@@ -12,7 +12,7 @@ an associative merge is all that doing it in parallel needs.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -122,7 +122,7 @@ def empty(
     """The identity of merge: (-inf, 0)."""
     if dtype not in STATE_DTYPE.values():
         raise NotImplementedError(f"a state is float32 or float64, got {dtype}")
-    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    shape = tuple(shape) if isinstance(shape, Iterable) else (shape,)  # int, SymInt or NumPy's
     m = torch.full(shape, -math.inf, dtype=dtype, device=device)
     return State(m, torch.zeros_like(m))
 
