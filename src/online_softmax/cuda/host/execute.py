@@ -19,9 +19,13 @@ MAX_BLOCK = 1024  # threads
 MAX_CLUSTER = 16  # blocks
 MAX_SHARED_BYTES = 227 << 10  # what the largest GPUs give one block
 ERROR_BYTES = 1024
+# Libraries that keep their threads' stacks for the next launch: each up to 16,384 memory mappings
+# (fibers.h), of the 65,530 that Linux lets a process have.
+WARM_LIBRARIES = 3
 
 _libraries: dict[tuple[Path, str], _Library] = {}
 _together: dict[Path, tuple[str, ...]] = {}  # symbols that build was asked for
+_warm: list[_Library] = []  # the last used at the end
 _lock = threading.Lock()
 os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 
@@ -230,10 +234,18 @@ class _Library:
     def run(self, symbol: str, request: _Request) -> None:
         self._code.online_softmax_run(self._places[symbol], ctypes.byref(request))
 
+    def drop_stacks(self) -> None:
+        self._code.online_softmax_drop_stacks()
+
 
 def _library(path: Path, symbol: str) -> _Library:
     with _lock:
         library = _libraries.get((path, symbol))
         if library is None:
             library = _libraries[path, symbol] = _Library(path, (symbol,))
+        if library in _warm:
+            _warm.remove(library)
+        _warm.append(library)
+        while len(_warm) > WARM_LIBRARIES:
+            _warm.pop(0).drop_stacks()
         return library

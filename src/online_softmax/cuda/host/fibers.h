@@ -179,8 +179,9 @@ struct StackPool {
 };
 static StackPool stack_pool;
 
-// Stacks beyond this number have no guard (a process may have some 65,000 mappings), and go back to
-// the system after the launch.
+// Stacks beyond this number have no guard (a process may have some 65,000 mappings, and each stack
+// with its guard is two), and go back to the system after the launch. Every loaded library has a
+// pool: execute.py lets a few of them keep theirs.
 constexpr size_t KEPT_STACKS = 8192;
 
 HOST_UNCHECKED inline Stack* take_stack() {
@@ -201,15 +202,28 @@ HOST_UNCHECKED inline Stack* take_stack() {
   return stack;
 }
 
+HOST_UNCHECKED inline void drop_stack(Stack* stack) {  // with the pool locked
+  munmap(stack->low - GUARD_BYTES, GUARD_BYTES + STACK_BYTES);
+  --stack_pool.alive;
+  delete stack;
+}
+
 HOST_UNCHECKED inline void give_stack(Stack* stack) {
   pthread_mutex_lock(&stack_pool.lock);
   if (HOST_FRESH_STACKS || stack_pool.alive > KEPT_STACKS) {
-    munmap(stack->low - GUARD_BYTES, GUARD_BYTES + STACK_BYTES);
-    --stack_pool.alive;
-    delete stack;
+    drop_stack(stack);
   } else {
     stack->next = stack_pool.free;
     stack_pool.free = stack;
+  }
+  pthread_mutex_unlock(&stack_pool.lock);
+}
+
+HOST_UNCHECKED inline void drop_free_stacks() {
+  pthread_mutex_lock(&stack_pool.lock);
+  while (Stack* stack = stack_pool.free) {
+    stack_pool.free = stack->next;
+    drop_stack(stack);
   }
   pthread_mutex_unlock(&stack_pool.lock);
 }

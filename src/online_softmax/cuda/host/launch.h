@@ -220,4 +220,7 @@ struct Kernel {
   extern "C" __attribute__((visibility("default"))) void online_softmax_run(                      \
       int64_t i, host::Request* request) {                                                        \
     host::run(request, host_kernels[i].call);                                                     \
+  }                                                                                               \
+  extern "C" __attribute__((visibility("default"))) void online_softmax_drop_stacks() {           \
+    host::drop_free_stacks();                                                                     \
   }
