@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -208,6 +209,7 @@ def explain(rows: int, cols: int, dtype: str = "float32", arch: str = plan.DEFAU
         arch: an architecture of plan.ARCHES, "sm_90a" for example.
 
     Raises:
+        TypeError: rows or cols is not an int.
         ValueError: an unknown type or architecture, or a negative size.
 
     >>> print(explain(1, 1_048_576).splitlines()[0])
@@ -219,6 +221,10 @@ def explain(rows: int, cols: int, dtype: str = "float32", arch: str = plan.DEFAU
         raise ValueError(
             f"explain(): dtype must be one of {', '.join(_DTYPE_NAMES)}, got {dtype!r}"
         )
+    for size in (rows, cols):
+        if isinstance(size, bool) or not hasattr(size, "__index__"):
+            raise TypeError(f"explain(): rows and cols must be ints, got {rows!r} and {cols!r}")
+    rows, cols = operator.index(rows), operator.index(cols)  # a NumPy integer, for example
     if rows < 0 or cols < 0:
         raise ValueError(f"explain(): rows and cols must be at least 0, got {rows} x {cols}")
     problem = Problem(rows, cols, dtype, arch=arch)
