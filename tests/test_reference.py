@@ -221,9 +221,15 @@ def test_what_is_refused():
         (State.empty(4), r"shape \(3,\), argument 3 has \(4,\)"),
         (State.empty(3, torch.float64), r"dtype torch\.float32, argument 3 has torch\.float64"),
         (State.empty(3, device="meta"), "device cpu, argument 3 has meta"),
+        (State(state.m, state.d[:1]), r"shape \(3,\), argument 3 has \(1,\)"),
+        (State(state.m, state.d.double()), r"torch\.float32, argument 3 has torch\.float64"),
     ):
         with pytest.raises(RuntimeError, match=message):
             state.merge(state, other)
+    with pytest.raises(RuntimeError, match=r"argument 1 has shape \(3,\), argument 1 has \(1,\)"):
+        State(state.m, state.d[:1]).merge(state)
+    with pytest.raises(TypeError, match=r"prob\(\): x must be a Tensor, got list"):
+        state.softmax([1.0])
     with pytest.raises(RuntimeError, match=r"shape \(2, 5\) has rows \(2,\) along dim 1.*\(3,\)"):
         state.softmax(torch.zeros(2, 5), 1)
     with pytest.raises(IndexError):

@@ -177,15 +177,17 @@ def absorb(state: State, x: Tensor, dim: int = -1) -> State:
 
 def prob(x: Tensor, state: State, dim: int = -1) -> Tensor:
     """exp(x - m) / d, in the state's dtype; NaN where m is not finite."""
+    x = _widen(x, "prob")
     m, d = (_beside(value, x, dim) for value in state)
-    return torch.where(m.isfinite(), torch.exp(_widen(x, "prob") - m) / d, math.nan)
+    return torch.where(m.isfinite(), torch.exp(x - m) / d, math.nan)
 
 
 def log_prob(x: Tensor, state: State, dim: int = -1) -> Tensor:
     """(x - m) - log d, in the state's dtype; NaN where m is not finite."""
+    x = _widen(x, "log_prob")
     m, d = (_beside(value, x, dim) for value in state)
     # In that order: next to an m of 1e7, log d would be rounded away.
-    return torch.where(m.isfinite(), (_widen(x, "log_prob") - m) - torch.log(d), math.nan)
+    return torch.where(m.isfinite(), (x - m) - torch.log(d), math.nan)
 
 
 def lse(state: State) -> Tensor:
@@ -224,12 +226,15 @@ def _check_alike(first: State, other: State, position: int) -> None:
     if not isinstance(other, State):
         raise TypeError(f"merge(): argument {position} must be a State, got {type(other).__name__}")
     for what in ("shape", "dtype", "device"):
-        given, wanted = getattr(other.m, what), getattr(first.m, what)
-        if given != wanted:
-            raise RuntimeError(
-                f"merge(): states must have one shape, dtype and device; argument 1 has {what} "
-                f"{_plain(wanted)}, argument {position} has {_plain(given)}"
-            )
+        wanted = getattr(first.m, what)
+        for value in (first.d, *other):
+            given = getattr(value, what)
+            if given != wanted:
+                raise RuntimeError(
+                    "merge(): states must have one shape, dtype and device, m and d alike; "
+                    f"argument 1 has {what} {_plain(wanted)}, argument "
+                    f"{1 if value is first.d else position} has {_plain(given)}"
+                )
 
 
 def _plain(value: object) -> object:
