@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -52,10 +53,24 @@ def test_compiled_once_until_an_include_changes(small: Path, compiled: list[str]
     assert compiled == ["small.cu"] * 2
 
 
-def test_damaged_library_is_made_again(small: Path, compiled: list[str]) -> None:
-    toolchain.build(small, ("small",)).write_bytes(b"not a library")
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda code: b"not a library",
+        lambda code: b"",
+        lambda code: code[: len(code) // 2],  # loading it would be a bus error
+        lambda code: code[:5000] + bytes([code[5000] ^ 1]) + code[5001:],
+    ],
+    ids=["replaced", "empty", "half", "one bit"],
+)
+def test_damaged_library_is_made_again(
+    small: Path, compiled: list[str], damage: Callable[[bytes], bytes]
+) -> None:
+    library = toolchain.build(small, ("small",))
+    library.write_bytes(damage(library.read_bytes()))
     y = poisoned(8)
-    host.launch(Launch(str(small), "small", (y,), 1, 8))
+    with pytest.warns(RuntimeWarning, match=r"small-.* is damaged and is compiled again"):
+        host.launch(Launch(str(small), "small", (y,), 1, 8))
     assert (y == 1).all()
     assert len(compiled) == 2
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import glob
 import hashlib
 import os
 import platform
@@ -88,20 +89,22 @@ def build(path: Path, symbols: tuple[str, ...], sanitizer: str = "") -> Path:
     unit = _unit(path, symbols)
     flags = [*FLAGS, f"-I{CUDA_DIR}"]
     flags += [f"-fsanitize={sanitizer}", *PROGRAM_FLAGS] if sanitizer else LIBRARY_FLAGS
-    target = _folder() / f"{path.stem}-{_key(path, unit, command, flags)}.{_suffix(sanitizer)}"
-    if target.exists():
-        return target
+    name, suffix = f"{path.stem}-{_key(path, unit, command, flags)}", _suffix(sanitizer)
+    kept = _folder()
+    if found := _stored(kept, name, suffix):
+        return found
     with (
-        _locked(target.with_name(f"{path.stem}.lock")),
-        tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder,
+        _locked(kept / f"{path.stem}.lock"),
+        tempfile.TemporaryDirectory(dir=kept, prefix="build-") as folder,
     ):
-        if target.exists():  # another process was faster
-            return target
+        if found := _stored(kept, name, suffix):  # another process was faster
+            return found
         source, result = Path(folder, "unit.cpp"), Path(folder, "result")
         source.write_text(unit)
         _compile([*command, *flags, str(source), "-o", str(result)], path, symbols)
+        target = kept / f"{name}-{_digest(result)}.{suffix}"
         os.replace(result, target)
-    _trim(target.parent)
+    _trim(kept)
     return target
 
 
@@ -176,6 +179,29 @@ def _folder() -> Path:
     except OSError as error:
         reason = error.strerror or str(error)
     return _private_folder(str(folder), reason)
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+
+
+def _stored(folder: Path, name: str, suffix: str) -> Path | None:
+    """The result of that name whose bytes are those its own name tells.
+
+    To load or start a file that was cut short would end the process, not raise.
+    """
+    for file in folder.glob(f"{glob.escape(name)}-*.{suffix}"):
+        with contextlib.suppress(FileNotFoundError):  # trimmed by another process
+            if file.stem == f"{name}-{_digest(file)}":
+                return file
+            warnings.warn(
+                f"online-softmax: the compiled host kernel {file} is damaged and is compiled "
+                "again.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            file.unlink()
+    return None
 
 
 @functools.cache
