@@ -154,6 +154,17 @@ def test_block_sizes_are_checked() -> None:
     assert {n.block for n in plan.sweep("v3_register_cache", problem)} == {128, 256, 512, 1024}
 
 
+@pytest.mark.parametrize("name", [k for k in KERNELS if KERNELS[k].rung])
+def test_more_blocks_than_a_grid_has_are_refused(name: str) -> None:
+    most = {"v0_thread": plan.MAX_GRID * plan.WARP, "v4_grid_stride": 2**60}.get(
+        name, plan.MAX_GRID
+    )
+    assert KERNELS[name].reasons(plan.Problem(most, 1)) == []
+    if name != "v4_grid_stride":
+        (why,) = KERNELS[name].reasons(plan.Problem(most + 1, 1))
+        assert f"{name} would need 2147483648 blocks" in why
+
+
 def test_an_unknown_architecture_is_called_unmeasured() -> None:
     assert not plan.Problem(4, 4, arch="sm_121").facts.measured
     assert plan.Problem(4, 4).facts.measured

@@ -196,9 +196,11 @@ def reasons(kernel: str, problem: Problem, block: int | None = None) -> list[str
             "v2_vectorized, v4_grid_stride and v5_split_row have no such limit"
         )
     blocks = p.rows
+    if kernel == "v0_thread":
+        blocks = ceil_div(p.rows, numbers(kernel, p, block).block)
     if kernel == "v5_split_row" and p.dtype in ELEMENT_BYTES:
         blocks = p.rows * numbers(kernel, p, block).parts
-    if blocks > MAX_GRID and kernel not in ("v0_thread", "v4_grid_stride"):
+    if blocks > MAX_GRID and kernel != "v4_grid_stride":
         why.append(
             f"{kernel} would need {blocks} blocks, more than the {MAX_GRID} of a grid: "
             "v4_grid_stride loops over any number of rows"
