@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo.testing
+import torch.fx
 from torch import func
 from torch.autograd import gradcheck, gradgradcheck
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -232,6 +233,20 @@ def test_modes_and_subclasses_take_the_op() -> None:
     assert y.shape == (3, 4)
 
     assert type(softmax(torch.randn(3, 4).as_subclass(Tagged))) is Tagged
+
+
+def test_what_overrides_torch_functions_is_asked() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return softmax(x, 0, kernel="reference") * 2
+
+    traced = torch.fx.symbolic_trace(Model())
+    (node,) = (node for node in traced.graph.nodes if node.target is softmax)
+    assert (node.args[1:], dict(node.kwargs)) == ((0,), {"kernel": "reference"})
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(traced(x), torch.softmax(x, 0) * 2)
+    with torch.device("cpu"), pytest.raises(TypeError, match="must be a Tensor, got list"):
+        softmax([1.0])
 
 
 @pytest.mark.gpu

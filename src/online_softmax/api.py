@@ -6,6 +6,7 @@ import operator
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from online_softmax import catalogue, library
 
@@ -41,6 +42,8 @@ def softmax(x: Tensor, dim: int = -1, *, kernel: str | None = None) -> Tensor:
     Source: Milakov and Gimelshein, Online normalizer calculation for softmax, arXiv:1805.02867.
     """
     if not isinstance(x, Tensor):
+        if has_torch_function_unary(x):  # torch.fx's Proxy, for example
+            return handle_torch_function(softmax, (x,), x, dim, kernel=kernel)
         raise TypeError(f"softmax(): x must be a Tensor, got {type(x).__name__}")
     if x.layout is not torch.strided or x.is_nested:
         kind = "a nested tensor" if x.is_nested else f"one of layout {x.layout}"
