@@ -1,12 +1,41 @@
 """Before any test: without a GPU, Triton's kernels run in its interpreter."""
 
+from __future__ import annotations
+
 import os
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
+if TYPE_CHECKING:
+    from online_softmax.lab.results import Run
+
+pytest.register_assert_rewrite("cli_kit", "host_kit", "ladder_kit", "languages", "triton_kit")
+
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when the kernels' module is imported
+
+
+# ---- what tests of the ladder share
+
+
+@pytest.fixture(scope="session")
+def compiler() -> None:
+    """Skips where CUDA kernels cannot run: neither on a GPU nor through a C++ compiler."""
+    from online_softmax.cuda import host
+
+    if not torch.cuda.is_available() and host.compiler() is None:
+        lacks = "host execution needs g++ or clang++"
+        pytest.fail(lacks) if os.environ.get("CI") else pytest.skip(lacks)
+
+
+@pytest.fixture(scope="session")
+def whole(compiler: None) -> Run:
+    """Every line of the ladder, small."""
+    from online_softmax.lab import inputs, ladder
+
+    return ladder.climb(inputs.random(3, 1000, torch.float32), seconds=20.0)
 
 
 # ---- in CI, a test that skips for want of anything but a GPU is a failure

@@ -16,12 +16,12 @@ C_SUFFIXES = (".cu", ".cuh", ".h", ".cpp")
 Found = dict[str, list[str]]
 
 
-def hits(checker: Callable[[str], list[str]], *suffixes: str) -> Found:
-    """What a checker finds, by path inside the package."""
+def hits(checker: Callable[[str], list[str]], *suffixes: str, root: Path = PACKAGE) -> Found:
+    """What a checker finds, by path inside the package, or inside another folder."""
     found = {}
-    for path in sorted(PACKAGE.rglob("*")):
+    for path in sorted(root.rglob("*")):
         if path.suffix in suffixes and (wrong := checker(path.read_text())):
-            found[path.relative_to(PACKAGE).as_posix()] = wrong
+            found[path.relative_to(root).as_posix()] = wrong
     return found
 
 

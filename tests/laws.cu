@@ -1,4 +1,4 @@
-// The functions of online.cuh on arrays, for test_online.py: one thread an element. `in` and `out`
+// The functions of online.cuh on arrays, for languages.py: one thread an element. `in` and `out`
 // are matrices with a column for each element and a row for each argument or result.
 #include "online.cuh"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -10,21 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
+from host_kit import KERNELS, poisoned, softmax_launch
 from online_softmax.cuda import host
 from online_softmax.cuda.host import execute
 from online_softmax.cuda.launch import Launch
 
-KERNELS = Path(__file__).with_name("host_kernels.cu")
-
-if host.compiler() is None:
-    REASON = "no C++ compiler (apt-get install g++)"
-    if os.environ.get("CI") == "true":
-        pytest.fail(REASON, pytrace=False)
-    pytest.skip(REASON, allow_module_level=True)
-
-NAN = float("nan")
 FULL = 0xFFFFFFFF
 BOTH = ("<true>", "<false>")
 ORDERS = (0, 1, 2, 3, 12345)  # of threads: forward, reverse, mixed
@@ -37,17 +27,6 @@ def kernels() -> str:
     arguments = {"row_sum": ("<128>",), "broadcast": BOTH, "exchange": BOTH}
     host.build(str(KERNELS), [k + a for _, k in found for a in arguments.get(k, ("",))])
     return str(KERNELS)
-
-
-def poisoned(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.full(shape, NAN if dtype.is_floating_point else -1, dtype=dtype)
-
-
-def softmax_launch(x: Tensor, y: Tensor, block: int = 256) -> Launch:
-    rows, cols = x.shape
-    name = {torch.float32: "float", torch.float16: "half_t", torch.bfloat16: "bfloat16_t"}[x.dtype]
-    args = (x, y, rows, cols, x.stride(0))
-    return Launch("ladder/v1_warp_shuffle.cu", f"v1_warp_shuffle<{name}>", args, rows, block)
 
 
 # ---- blocks, warps, counts

@@ -164,6 +164,7 @@ def test_files_have_one_idea():
 
     assert too_long(2)("a\nb\nc\n")
     assert hits(too_long(MAX_LINES), ".py", *C_SUFFIXES) == {}
+    assert hits(too_long(MAX_LINES), ".py", *C_SUFFIXES, root=ROOT / "tests") == {}
     rungs = hits(too_long(MAX_RUNG_LINES), ".cu")
     assert {path: n for path, n in rungs.items() if path.startswith("cuda/ladder/")} == {}
 

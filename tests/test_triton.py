@@ -1,4 +1,5 @@
-"""The Triton kernels: two things that Triton tutorials get wrong, every edge of a row, and builds.
+"""The Triton kernels: two things that Triton tutorials get wrong, every edge of a row,
+and the same bits wherever a row lies.
 
 Without a GPU the kernels are interpreted, a few rows at a time; on one (make test-gpu) they run.
 """
@@ -9,59 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-import online_softmax.triton as builds
-from online_softmax import jit
-from online_softmax.triton import Build
+from triton_kit import BLOCK, DTYPES, EMITS, devices, kernels, padded, rows, run
 
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
-rows = pytest.importorskip("online_softmax.triton.rows")
 online = pytest.importorskip("online_softmax.triton.online")
 
 INF, NAN = math.inf, math.nan
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-EMITS = ((rows.softmax, torch.softmax), (rows.log_softmax, torch.log_softmax))
-BLOCK = 128  # columns a step: small, so that short rows take several
-ARCHES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120")
-
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
-needs_interpreter = pytest.mark.skipif(not rows.interpreted(), reason="Triton compiles here")
-on_gpu = [pytest.mark.gpu, needs_gpu]
-devices = pytest.mark.parametrize(
-    "device", [pytest.param("cpu", marks=needs_interpreter), pytest.param("cuda", marks=on_gpu)]
-)
-kernels = pytest.mark.parametrize("kernel", rows.KERNELS)
-
-
-def padded(
-    values: Tensor, dtype: torch.dtype, device: str, phase: int = 0, gap: int = 0
-) -> tuple[Tensor, Tensor]:
-    """The values cut out of a larger tensor that is NaN elsewhere, and that tensor."""
-    height, cols = values.shape
-    base = torch.full((height + 2, phase + cols + gap), NAN, dtype=dtype, device=device)
-    x = base[1 : height + 1, phase : phase + cols]
-    return x.copy_(values), base
-
-
-def check(x: Tensor, y: Tensor, theirs: object) -> None:
-    want = theirs(x.double().cpu(), -1)
-    want = torch.where(want.to(x.dtype).isinf(), want.to(x.dtype).double(), want)  # past float16
-    interpreted = x.dtype == torch.bfloat16 and not x.is_cuda  # whose stores truncate
-    rtol = (1 if interpreted else 0.5) * torch.finfo(x.dtype).eps
-    rtol += 0 if x.dtype != torch.float32 else 1e-5 if theirs is torch.softmax else 2e-6
-    atol = 1e-8 if theirs is torch.softmax else 2e-7
-    atol = max(atol, torch.finfo(x.dtype).smallest_normal)
-    torch.testing.assert_close(y.double().cpu(), want, rtol=rtol, atol=atol, equal_nan=True)
-
-
-def run(x: Tensor, kernel: str, block: int = BLOCK, phase: int = 0, gap: int = 0) -> None:
-    """Both operations, checked, and nothing written but the result."""
-    for ours, theirs in EMITS:
-        y, base = padded(torch.full_like(x, NAN), x.dtype, str(x.device), phase, gap)
-        ours(x, y, kernel, block, num_warps=4)
-        check(x, y, theirs)
-        y.fill_(NAN)
-        assert base.isnan().all(), "written outside the result"
 
 
 # ---- two faults
@@ -259,40 +214,6 @@ def test_bits_depend_on_the_row_alone(device: str, kernel: str, dtype: torch.dty
             assert torch.equal(bits(row.to(device), kernel, block, num_warps=16), want), cols
 
 
-# ---- builds without a GPU
-
-
-@pytest.fixture(scope="module")
-def figures() -> dict[Build, jit.Resources | str]:
-    wanted = [Build(kernel, torch.float32, arch) for arch in ARCHES for kernel in rows.KERNELS]
-    wanted += [Build(k, dtype, "sm_90a") for dtype in DTYPES[1:] for k in rows.KERNELS]
-    wanted += [Build("online", torch.bfloat16, "sm_75"), Build("two_pass", torch.float16, "sm_80")]
-    wanted += [Build(k, torch.float32, "sm_90a", 1024, 4, "log_softmax") for k in rows.KERNELS]
-    wanted += [Build(k, torch.float32, "sm_90a", is_whole=False) for k in rows.KERNELS]
-    wanted += [Build("online", torch.float32, "sm_999")]  # LLVM ends the process over this one
-    return dict(zip(wanted, builds.compile_all(wanted), strict=True))
-
-
-def test_every_architecture_builds_without_local_memory(figures: dict):
-    for build, figure in figures.items():
-        if build.arch == "sm_999":
-            assert "sm_999" in figure
-            assert "\n" not in figure
-            continue
-        assert not isinstance(figure, str), figure
-        assert not figure.has_local_memory, build
-        assert 16 <= figure.registers <= 64, build  # 2,048 threads of 32, 1,024 of 64: enough
-        assert figure.shared_bytes <= 1024, build
-    for kernel in rows.KERNELS:  # rows of other lengths are built apart, and take more
-        whole, other = (Build(kernel, torch.float32, "sm_90a", is_whole=w) for w in (True, False))
-        assert figures[whole].registers < figures[other].registers
-
-
-def test_a_refused_build_raises():
-    with pytest.raises(jit.Unavailable, match=r"does not build online for sm_80.*power of 2"):
-        builds.compile("online", torch.float32, "sm_80", block=100)
-
-
 # ---- what is asked for at the wrong place
 
 
@@ -300,61 +221,3 @@ def test_a_cpu_tensor_without_the_interpreter(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(rows, "interpreted", lambda: False)
     with pytest.raises(RuntimeError, match=r"x is on cpu.*TRITON_INTERPRET=1"):
         rows.softmax(torch.zeros(2, 3), torch.zeros(2, 3))
-
-
-# ---- on a GPU only
-
-
-@pytest.mark.gpu
-@needs_gpu
-@kernels
-def test_more_than_2_31_elements(kernel: str):
-    """Rows whose offsets need 33 bits, more rows than 65,535, and a row stride above 2^31."""
-    ends = [0, 1, 2_097_151, 2_097_152, 2_097_215]
-    x = torch.randn(1, 1024, device="cuda").half().expand(2_097_216, -1).contiguous()
-    y = torch.full_like(x, NAN)
-    rows.softmax(x, y, kernel, 1024, 4)
-    assert torch.equal(y[ends], y[:1].expand(5, -1))
-    check(x[:1], y[:1], torch.softmax)
-    apart = torch.as_strided(x, (2, 1000), (2**31 - 1000, 1))
-    run(apart, kernel)
-
-
-@pytest.mark.gpu
-@needs_gpu
-@kernels
-def test_long_rows(kernel: str):
-    for cols in (50257, 131072, 1_048_577):
-        for dtype in DTYPES:
-            run((torch.randn(3, cols, device="cuda") * 3).to(dtype), kernel, 4096)
-
-
-@pytest.mark.gpu
-@needs_gpu
-def test_current_stream_and_graph():
-    x = torch.full((64, 1000), NAN, device="cuda")
-    y = torch.zeros_like(x)
-    rows.softmax(x, y)
-    side = torch.cuda.Stream()
-    torch.cuda.synchronize()
-    with torch.cuda.stream(side):
-        torch.cuda._sleep(50_000_000)
-        x.normal_()
-        rows.softmax(x, y)
-    side.synchronize()
-    check(x, y, torch.softmax)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        rows.softmax(x, y)
-    x.normal_()
-    graph.replay()
-    torch.cuda.synchronize()
-    check(x, y, torch.softmax)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-def test_the_device_of_the_tensor():
-    x = torch.randn(5, 300, device="cuda:1")
-    run(x, "online")
-    assert torch.cuda.current_device() == 0

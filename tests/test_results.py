@@ -1,0 +1,66 @@
+"""Kept results are read as they were written; anything else is refused in a sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from ladder_kit import EMPTY, on_cpu, timed
+from online_softmax.lab import ladder, results
+from online_softmax.lab.results import Result, Run
+
+
+@on_cpu
+def test_results_are_read_as_they_were_saved(whole: Run, tmp_path):
+    path = tmp_path / "new" / "run.jsonl"
+    for run in (whole, timed(whole)):
+        results.save(run, path)
+        assert results.read(path) == [run]
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        assert [line["kind"] for line in lines] == ["header"] + ["rung"] * len(ladder.NAMES)
+    path.write_text(whole.to_lines() + timed(whole).to_lines())
+    assert results.read(path) == [whole, timed(whole)]
+    path.write_text(json.dumps(whole.to_json(), indent=2))
+    assert results.read(path) == [whole]
+
+
+@on_cpu
+def test_results_name_the_code_that_made_them(whole: Run, tmp_path: Path):
+    versions = whole.header.versions
+    assert re.fullmatch(r"[0-9a-f]{12}", versions["sources"] or "")
+    assert "commit" in versions
+    older = dataclasses.replace(whole.header, versions={"torch": "2.11.0"})
+    path = tmp_path / "older.jsonl"
+    results.save(Run(older, whole.results), path)
+    assert results.read(path)[0].header.versions == {"torch": "2.11.0"}
+
+
+def test_json_has_no_nan():
+    result = Result("safe", "safe", "cuda", "", max_error=math.nan, every_us={"32": math.inf})
+    header = EMPTY
+    text = Run(header, (result,)).to_lines()
+    rung_line = json.loads(text.splitlines()[1])
+    assert (rung_line["max_error"], rung_line["every_us"]) == (None, {"32": None})
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[1, 2]", '{"kind": "rung"}', '"kind"', '{"kind": "header"}', "hello"]
+)
+def test_other_files_are_not_results(tmp_path, text: str):
+    path = tmp_path / "x.jsonl"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="holds no results") as caught:
+        results.read(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_a_later_version_adds_is_passed_over(tmp_path):
+    header = EMPTY
+    path = tmp_path / "x.jsonl"
+    path.write_text(json.dumps({"kind": "header", "new": 1, **dataclasses.asdict(header)}))
+    assert results.read(path) == [Run(header, ())]
