@@ -209,7 +209,7 @@ def explain(rows: int, cols: int, dtype: str = "float32", arch: str = plan.DEFAU
         arch: an architecture of plan.ARCHES, "sm_90a" for example.
 
     Raises:
-        TypeError: rows or cols is not an int.
+        TypeError: rows or cols is not a whole number.
         ValueError: an unknown type or architecture, or a negative size.
 
     >>> print(explain(1, 1_048_576).splitlines()[0])
@@ -221,9 +221,9 @@ def explain(rows: int, cols: int, dtype: str = "float32", arch: str = plan.DEFAU
         raise ValueError(
             f"explain(): dtype must be one of {', '.join(_DTYPE_NAMES)}, got {dtype!r}"
         )
-    for size in (rows, cols):
+    for name, size in (("rows", rows), ("cols", cols)):
         if isinstance(size, bool) or not hasattr(size, "__index__"):
-            raise TypeError(f"explain(): rows and cols must be ints, got {rows!r} and {cols!r}")
+            raise TypeError(f"explain(): {name} must be an int, got {size!r}")
     rows, cols = operator.index(rows), operator.index(cols)  # a NumPy integer, for example
     if rows < 0 or cols < 0:
         raise ValueError(f"explain(): rows and cols must be at least 0, got {rows} x {cols}")
