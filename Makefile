@@ -13,12 +13,14 @@ ARGS ?=
 # pytest takes every core, so torch takes one a worker: more would only fight each other.
 ifeq ($(origin PYTHON),command line)
   SETUP :=
+  TORCH := has-torch
   RUN := PYTHONPATH=src $(PYTHON)
   CLANG_FORMAT := clang-format
   WORKERS :=
   THREADS :=
 else
   SETUP := $(READY)
+  TORCH :=
   RUN := $(VENV)/bin/python
   CLANG_FORMAT := $(VENV)/bin/clang-format
   WORKERS := -n auto --maxprocesses 8
@@ -29,7 +31,7 @@ DEVICE_CODE = $(shell find src tests -name '*.cu' -o -name '*.cuh' -o -name '*.h
 CLI = $(RUN) -m online_softmax.lab.cli
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-gpu sanitize-gpu lint types format readme hooks clean
+.PHONY: help has-torch run test test-gpu sanitize-gpu lint types format readme hooks clean
 
 help: ## this page
 	@echo 'online-softmax: the same softmax from three passes over memory to one, on any machine.'
@@ -46,17 +48,17 @@ help: ## this page
 
 # ---- for everyone
 
-run: $(SETUP) ## climb the ladder: every kernel checked and counted here, timed where there is a GPU
+run: $(SETUP) $(TORCH) ## climb the ladder: every kernel checked and counted here, timed where there is a GPU
 	$(CLI) ladder $(ARGS)
 
-test: $(SETUP) ## all tests that need no GPU: CUDA kernels run compiled for the CPU, Triton's interpreted
+test: $(SETUP) $(TORCH) ## all tests that need no GPU: CUDA kernels run compiled for the CPU, Triton's interpreted
 	$(THREADS) $(RUN) -m pytest $(WORKERS) -m 'not gpu' $(ARGS)
 
-test-gpu: $(SETUP) ## the tests that need a GPU, in full
+test-gpu: $(SETUP) $(TORCH) ## the tests that need a GPU, in full
 	@$(RUN) -c 'import sys, torch; torch.cuda.is_available() or sys.exit("test-gpu: torch sees no CUDA device here. make test runs what needs none.")'
 	$(RUN) -m pytest -m gpu $(ARGS)
 
-sanitize-gpu: $(SETUP) ## compute-sanitizer over every rung: outside accesses and races (needs nvcc)
+sanitize-gpu: $(SETUP) $(TORCH) ## compute-sanitizer over every rung: outside accesses and races (needs nvcc)
 	@$(RUN) -c 'import sys, torch; torch.cuda.is_available() or sys.exit("sanitize-gpu: torch sees no CUDA device here. make test runs the rungs under the host sanitizers.")'
 	mkdir -p build
 	nvcc -std=c++17 -lineinfo -arch=native tests/sanitize_driver.cu -o build/sanitize_driver
@@ -81,7 +83,7 @@ format: $(SETUP) ## ruff and clang-format, both writing
 	$(RUN) -m ruff format .
 	@[ -z '$(DEVICE_CODE)' ] || $(CLANG_FORMAT) -i $(DEVICE_CODE)
 
-readme: $(SETUP) ## draw README's tables and pictures again from the stored results
+readme: $(SETUP) $(TORCH) ## draw README's tables and pictures again from the stored results
 	$(RUN) -m online_softmax.lab.report $(ARGS)
 
 hooks: $(SETUP) ## run lint and types before each commit
@@ -97,6 +99,13 @@ clean: ## remove the environment, caches and build output
 FIND_PYTHON = for python in python3 python3.13 python3.12 python3.11 python3.10; do \
 	    $$python -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$python && break; \
 	  done
+
+# With PYTHON=...: what is missing there, in a sentence instead of a traceback.
+has-torch:
+	@$(PYTHON) -c '' 2>/dev/null || { echo 'PYTHON=$(PYTHON) is no Python that starts here: name another, or leave PYTHON away and make sets up $(VENV).' >&2; exit 1; }
+	@$(RUN) -c 'import sys; from importlib.util import find_spec; \
+	lacking = [name for name in ("torch", "numpy", "rich", "typer") if find_spec(name) is None]; \
+	lacking and sys.exit("PYTHON=$(PYTHON) has no " + ", no ".join(lacking) + ": name a Python that has, or leave PYTHON away and make sets up $(VENV).")'
 
 $(READY): pyproject.toml constraints-dev.txt
 	@python=$$($(FIND_PYTHON)); \
