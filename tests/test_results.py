@@ -64,3 +64,36 @@ def test_what_a_later_version_adds_is_passed_over(tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_text(json.dumps({"kind": "header", "new": 1, **dataclasses.asdict(header)}))
     assert results.read(path) == [Run(header, ())]
+
+
+@pytest.mark.parametrize("number", [2, 0, "next"])
+def test_another_format_is_named(tmp_path: Path, number: object):
+    path = tmp_path / "x.jsonl"
+    line = {"kind": "header", **dataclasses.asdict(EMPTY), "format": number}
+    for text in (json.dumps(line), json.dumps({"header": line, "rungs": []}, indent=1)):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=rf"is in format {number} .* reads format 1") as caught:
+            results.read(path)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"rows": "many"}, "rows is 'many' there, where int is wanted"),
+        ({"notes": "one"}, "notes is 'one' there, where tuple"),
+        ({"copy_us": "x"}, r"copy_us is 'x' there, where float \| None is wanted"),
+        ({"device": None}, "device is None there, where str is wanted"),
+    ],
+)
+def test_a_figure_of_another_kind_is_named(tmp_path: Path, change: dict[str, object], why: str):
+    path = tmp_path / "x.jsonl"
+    path.write_text(json.dumps({"kind": "header", **dataclasses.asdict(EMPTY), **change}))
+    with pytest.raises(ValueError, match=why):
+        results.read(path)
+
+
+def test_bytes_are_not_results(tmp_path: Path):
+    (tmp_path / "x.jsonl").write_bytes(b"\x93NUMPY")
+    with pytest.raises(ValueError, match=r"x.jsonl holds no results"):
+        results.read(tmp_path / "x.jsonl")

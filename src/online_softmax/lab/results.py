@@ -1,6 +1,6 @@
 """What a run of the ladder found, as records; and the JSON lines they are kept in.
 
-A stored file is one header line and one line a rung, for a shell, pandas and report.py alike.
+A stored file is one header line and one line a rung, for a shell, a script and report.py alike.
 Infinities and NaN become null. Files joined end to end are read as several runs.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -129,28 +130,54 @@ def read(path: str | Path) -> list[Run]:
     """Read the runs of a file that `save` wrote, or that `ladder --json` printed.
 
     Raises:
-        ValueError: the file holds something else; one line says what.
+        ValueError: the file holds something else, or another format; one line says what.
         OSError: it cannot be read.
     """
-    text = Path(path).read_text(encoding="utf-8")
     try:
-        try:
-            lines = [json.loads(line) for line in text.splitlines() if line.strip()]
-        except json.JSONDecodeError:
-            whole = json.loads(text)  # one object over many lines
-            lines = [whole["header"], *whole["rungs"]]
+        lines = _lines(Path(path).read_text(encoding="utf-8"))
         runs: list[tuple[Header, list[Result]]] = []
         for line in lines:
             if line["kind"] == "header":
+                _must_be_ours(line.get("format", FORMAT))
                 runs.append((_record(Header, line), []))
+            elif not runs:
+                raise ValueError("no header comes first")
             else:
                 figures = tuple(_record(Figures, each) for each in line.get("figures", ()))
                 runs[-1][1].append(_record(Result, {**line, "figures": figures}))
+    except _OtherFormatError as error:
+        raise ValueError(f"{path} {error}") from None
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} holds no results of `ladder --save`: {error!r}") from None
+        why = str(error) if type(error) is ValueError else "its lines are not those of a run"
+        raise ValueError(f"{path} holds no results of `ladder --save`: {why}") from None
     if not runs:
         raise ValueError(f"{path} holds no results of `ladder --save`: it is empty")
     return [Run(header, tuple(results)) for header, results in runs]
+
+
+class _OtherFormatError(ValueError):
+    """Results of `ladder --save` that this version cannot read; says of which format they are."""
+
+
+def _must_be_ours(number: object) -> None:
+    if number != FORMAT:
+        raise _OtherFormatError(
+            f"is in format {number} of `ladder --save`, and this version reads format {FORMAT} "
+            "alone: read it with the version of online-softmax that wrote it, or a newer one"
+        )
+
+
+def _lines(text: str) -> list[Any]:
+    """The objects of a file: a line each, or all in one object over many lines."""
+    try:
+        return [json.loads(line) for line in text.splitlines() if line.strip()]
+    except json.JSONDecodeError:
+        pass
+    try:
+        whole = json.loads(text)
+    except json.JSONDecodeError:
+        raise ValueError("it is no JSON") from None
+    return [whole["header"], *whole["rungs"]]
 
 
 def _plain(value: Any) -> Any:
@@ -163,9 +190,25 @@ def _plain(value: Any) -> Any:
     return value
 
 
+_KINDS: dict[str, tuple[type, ...]] = {  # by how the annotations of the records begin
+    "str": (str,),
+    "bool": (bool,),
+    "int": (int,),
+    "float": (int, float),
+    "tuple": (list, tuple),
+    "dict": (dict,),
+}
+
+
 def _record(cls: Any, values: dict[str, Any]) -> Any:
     """A record from JSON: lists become tuples, names of a later format are passed over."""
-    known = {each.name for each in fields(cls)}
-    return cls(
-        **{k: tuple(v) if isinstance(v, list) else v for k, v in values.items() if k in known}
-    )
+    kept = {}
+    for each in fields(cls):
+        if each.name in values:
+            value = values[each.name]
+            kinds = _KINDS[re.split(r"\W", str(each.type))[0]]
+            is_none = value is None and "None" in str(each.type)
+            if not is_none and not isinstance(value, kinds):
+                raise ValueError(f"{each.name} is {value!r} there, where {each.type} is wanted")
+            kept[each.name] = tuple(value) if isinstance(value, list) else value
+    return cls(**kept)
