@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,9 +13,10 @@ import pytest
 import torch
 
 from cli_kit import run
-from online_softmax import catalogue
+from online_softmax import catalogue, plan
+from online_softmax.catalogue import KERNELS
 from online_softmax.cuda import host
-from online_softmax.lab import info
+from online_softmax.lab import info, rung
 
 
 def test_info():
@@ -36,6 +38,41 @@ def test_info_says_how_to_get_what_is_missing(monkeypatch: pytest.MonkeyPatch):
     catalogue.lacks.cache_clear()
     assert "pip install 'online-softmax[triton]'" in page
     assert "install g++ or clang++" in page
+
+
+def test_caches_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    pytest.importorskip("triton")
+    for name in ("ONLINE_SOFTMAX_CACHE_DIR", "TRITON_CACHE_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / "not" / "yet"))
+    assert (info.no_cache(), info.no_triton_cache()) == (None, None)
+    (tmp_path / "not").write_text("a file")
+    page, missing = run("info"), json.loads(run("info", "--json"))["missing"]
+    for sentence in (missing["cache"], missing["triton_cache"]):
+        assert sentence in page
+        assert str(tmp_path / "not" / "yet") in sentence
+    assert "set ONLINE_SOFTMAX_CACHE_DIR to a folder that can be written" in missing["cache"]
+    assert "set TRITON_CACHE_DIR to a folder that can" in missing["triton_cache"]
+
+
+def test_a_folder_without_the_right_to_write(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    assert info.no_triton_cache() is None
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere
+    assert f"Triton compiles into {tmp_path / 'cache'}" in (info.no_triton_cache() or "")
+
+
+def test_triton_is_refused_where_it_cannot_compile(monkeypatch: pytest.MonkeyPatch):
+    """On a GPU, where a launch compiles; an interpreter wants no folder."""
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/dev/null/cache")
+    record = KERNELS["triton_online"]
+    setting = rung.Setting(plan.Problem(2, 64), 2, torch.float32, torch.device("cuda"))
+    (reason,) = rung.refusals(record, setting)
+    assert "set TRITON_CACHE_DIR" in reason
+    monkeypatch.delenv("TRITON_CACHE_DIR")
+    monkeypatch.setenv("TRITON_HOME", "/dev/null")
+    assert rung.refusals(record, setting)
 
 
 def test_where_the_code_comes_from(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

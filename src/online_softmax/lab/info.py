@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 import re
 import secrets
@@ -16,6 +17,7 @@ import torch
 
 import online_softmax
 from online_softmax import catalogue, jit, plan
+from online_softmax.jit_cache import FOLDER_VARIABLE
 
 MEASURED_FILE = "measured_copy.json"  # in the cache folder: device -> GB/s of a copy kernel
 KERNEL_SOURCES = ("cuda/**/*.cu", "cuda/**/*.cuh", "triton/*.py")
@@ -42,6 +44,40 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+def _is_writable(folder: Path) -> bool:
+    """Whether a folder is there, or could be made, and takes files."""
+    try:
+        there = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
+        return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+    except (OSError, StopIteration):
+        return False
+
+
+def no_cache() -> str | None:
+    """Why compiled CUDA kernels cannot be kept, a sentence; None: they can."""
+    folder = jit.cache_dir() / "cubin"
+    if _is_writable(folder):
+        return None
+    return (
+        f"compiled CUDA kernels cannot be kept in {folder}, each process compiles its own: set "
+        f"{FOLDER_VARIABLE} to a folder that can be written"
+    )
+
+
+def no_triton_cache() -> str | None:
+    """Why Triton cannot compile for want of a folder, a sentence; None: it can, or is not here."""
+    if catalogue.lacks("triton"):
+        return None
+    home = os.environ.get("TRITON_HOME") or os.path.expanduser("~")
+    folder = Path(os.environ.get("TRITON_CACHE_DIR") or Path(home, ".triton", "cache"))
+    if _is_writable(folder):
+        return None
+    return (
+        f"Triton compiles into {folder}, which cannot be written: set TRITON_CACHE_DIR to a "
+        "folder that can"
+    )
 
 
 def no_compiler() -> str | None:
@@ -164,6 +200,8 @@ def gather() -> dict[str, Any]:
         "cuda": jit.missing(),
         "triton": catalogue.lacks("triton"),
         "compiler": no_compiler(),
+        "cache": no_cache(),
+        "triton_cache": no_triton_cache(),
     }
     return {**found, "missing": {name: why for name, why in lacking.items() if why}}
 

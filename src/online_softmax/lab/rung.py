@@ -73,13 +73,11 @@ def refusals(record: Kernel, setting: Setting) -> list[str]:
     else:
         missing = catalogue.lacks(record.backend)
         if record.backend == "triton" and not missing:
-            missing = _not_interpreted(setting)
+            missing = info.no_triton_cache() if setting.on_gpu else _not_interpreted()
     return [*reasons, missing] if missing else reasons
 
 
-def _not_interpreted(setting: Setting) -> str | None:
-    if setting.on_gpu:
-        return None
+def _not_interpreted() -> str | None:
     from online_softmax.triton import rows
 
     if rows.interpreted():
@@ -230,10 +228,14 @@ def compile_triton(
         for arch in arches
         if result.backend == "triton" and not catalogue.lacks("triton")
     )
+    lacking = info.no_triton_cache()
+
+    def build() -> Built:
+        found = [lacking] * len(wanted) if lacking else compile_all([*wanted])
+        return dict(zip(wanted, found, strict=True))
+
     pool = ThreadPoolExecutor(max_workers=1)
-    compiling: Future[Built] = pool.submit(
-        lambda: dict(zip(wanted, compile_all([*wanted]), strict=True))
-    )
+    compiling: Future[Built] = pool.submit(build)
     pool.shutdown(wait=False)
     return compiling
 
