@@ -9,7 +9,7 @@ import pytest
 
 from ladder_kit import EMPTY, on_cpu, printed, timed
 from online_softmax.lab import ladder, plot
-from online_softmax.lab.results import Run
+from online_softmax.lab.results import Result, Run
 
 
 @on_cpu
@@ -33,6 +33,24 @@ def test_page_fits_with_the_widest_cells(whole: Run):
         page = printed(Run(run.header, (refused, *whole.results[1:])), 80)
         assert "\u2026" not in page, "a cell is cut off"
         assert re.search(r"not run .* 1024\n", page)
+
+
+def test_a_reason_is_said_once():
+    """Also where it keeps most lines from running; two reasons are two sentences."""
+    refused = [
+        Result(name, name, "cuda", "", reasons=("no compiler here: install one.",))
+        for name in ("safe", "v0_thread", "v1_warp_shuffle")
+    ]
+    wide = Result("v3", "v3", "cuda", "", reasons=("too wide", "no memory"))
+    late = Result("torch", "torch", "torch", "", ok=True, reasons=("no memory",))
+    page = printed(Run(EMPTY, (*refused, wide, late)), 160)
+    lines = [line for line in page.splitlines() if "not run:" in line or "not timed:" in line]
+    assert lines == [
+        "safe, v0_thread and v1_warp_shuffle did not run: no compiler here: install one.",
+        "v3 did not run: too wide.",
+        "v3 did not run: no memory.",
+        "torch was not timed: no memory.",
+    ]
 
 
 @on_cpu

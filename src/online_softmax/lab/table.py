@@ -237,12 +237,17 @@ def _legend(console: Console, run: Run, columns: Iterable[Column]) -> None:
 def _remarks(console: Console, run: Run) -> None:
     console.print()
     reasons = {result.name: result.reasons for result in run.results}
+    names: dict[tuple[str, str], list[str]] = {}  # of the lines that one sentence is about
     for result in run.results:
         # What keeps the planner's choice from running is said of its own line, if that is here.
         said = result.name == "production" and result.reasons == reasons.get(result.kernel)
         lacks = "did not run" if result.ok is None else "was not timed"
         for reason in () if said else result.reasons:
-            _say(console, f"{result.name} {lacks}: {reason.rstrip('.')}.", "yellow")
+            names.setdefault((lacks, reason), []).append(result.name)
+    for (lacks, reason), those in names.items():
+        if len(those) > 1:
+            lacks = lacks.replace("was", "were")
+        _say(console, f"{_and(those)} {lacks}: {reason.rstrip('.')}.", "yellow")
     for sentence in dict.fromkeys(f.missing for r in run.results for f in r.figures if f.missing):
         _say(console, f"No registers: {sentence.rstrip('.')}.", "yellow")
     for result in run.results:
@@ -253,6 +258,10 @@ def _remarks(console: Console, run: Run) -> None:
             )
 
 
+def _and(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
 def _conclusion(console: Console, run: Run) -> None:
     ran = [result for result in run.results if result.ok is not None]
     wrong = [result for result in ran if not result.ok]
@@ -261,7 +270,10 @@ def _conclusion(console: Console, run: Run) -> None:
     if wrong:
         _say(console, f"{len(wrong)} of {len(ran)} lines disagree with float64.", "bold red")
     elif ran:
-        _say(console, f"All {len(ran)} lines that ran agree with float64.", "green")
+        those = (
+            f"All {len(ran)} lines that ran agree" if len(ran) > 1 else "The line that ran agrees"
+        )
+        _say(console, f"{those} with float64.", "green")
     else:
         _say(console, "Nothing ran.", "yellow")
 
