@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from typer.testing import CliRunner
 
 from cli_kit import CHEAP, needs_compiler, on_cpu, process, refusal, run
 from online_softmax.catalogue import KERNELS
@@ -77,7 +78,7 @@ def test_wrong_kernel_ends_with_1(monkeypatch: pytest.MonkeyPatch):
         (["--dtype", "int8"], "no kernel takes dtype 'int8'"),
         (["--dtype", "float64"], "give float32, float16 or bfloat16"),
         (["--arch", "sm_80,sm_42"], "--arch sm_42: known are sm_75"),
-        (["--only", "v9"], "no rung starts with 'v9'; there are safe, v0_thread"),
+        (["--only", "v9"], "--only v9: no name starts so; there are safe, v0_thread"),
         (["--rows", 1, "--cols", 10**11, "--only", "v2"], "GiB: ask for fewer rows or columns"),
         (["--rows", 10**8, "--cols", 10**5, "--only", "v3,v5", "--seconds", 1], "GiB"),
         (["--from", "x.jsonl", "--only", "v2"], "--from shows a run that was kept: --only"),
@@ -88,7 +89,14 @@ def test_wrong_kernel_ends_with_1(monkeypatch: pytest.MonkeyPatch):
         (["--sample", "--cols", "3"], "--cols is for random input"),
         (["--from", "nowhere.jsonl"], "nowhere.jsonl cannot be read"),
         (["--save", "/dev/null/x"], "folder cannot be made"),
-        (["--plot", "/"], "cannot be written"),
+        (["--save", "/"], "--save / cannot be written: it is a folder"),
+        (["--save", "/proc/x"], "--save /proc/x cannot be written: No such file"),
+        (["--save", "x" * 300], "cannot be written: File name too long"),
+        (["--save", "x.png", "--plot", "./x.png"], "--save and --plot both name x.png"),
+        (["--from", "x.jsonl", "--seconds", 3], "--seconds cannot change it"),
+        (["--from", "x.jsonl", "--against", "torch"], "--against cannot change it"),
+        (["--from", "x.jsonl", "--arch", "sm_80"], "--arch cannot change it"),
+        (["--rows", 2**62, "--cols", 8], "is past the 2,305,843,009,213,693,951 elements"),
     ],
 )
 def test_ladder_refuses_in_one_line(arguments: list[str], why: str):
@@ -99,10 +107,14 @@ def test_ladder_refuses_in_one_line(arguments: list[str], why: str):
 @on_cpu
 def test_nothing_can_run(tmp_path: Path):
     saved = tmp_path / "run.jsonl"
-    for more in ([], ["--json"], ["--save", saved]):
-        why = refusal("ladder", "--rows", 2, "--cols", 40000, "--only", "v3", *more)
+    impossible = ("ladder", "--rows", 2, "--cols", 40000, "--only", "v3")
+    for more in ([], ["--save", saved]):
+        why = refusal(*impossible, *more)
         assert why.startswith("error: nothing ran: v3_register_cache holds at most 32768 columns")
     assert not saved.exists()
+    (rung,) = json.loads(run(*impossible, "--json", exit_code=2))["rungs"]
+    assert rung["ok"] is None
+    assert rung["reasons"][0].startswith("v3_register_cache holds at most 32768 columns")
 
 
 @needs_compiler
@@ -136,19 +148,58 @@ def test_stored_results_hold_no_local_folder(tmp_path: Path):
     assert str(tmp_path) not in saved.read_text()
 
 
-@pytest.mark.parametrize("arguments", [["--rows", "0"], ["--rows", "x"], ["--nonsense"], ["more"]])
-def test_ladder_usage(arguments: list[str]):
-    run("ladder", *arguments, exit_code=2)
-
-
-def test_picture_of_unknown_kind(tmp_path: Path):
-    pytest.importorskip("matplotlib")
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    """A file with a small run."""
     header = results.Header("", "", "cpu", "", 1, 1, 1, "float32", (), {})
     counted = results.Result("safe", "safe", "cuda", "", ok=True, reads=3.0, writes=1.0)
     results.save(results.Run(header, (counted,)), tmp_path / "run.jsonl")
-    assert "--plot" in refusal(
-        "ladder", "--from", tmp_path / "run.jsonl", "--plot", tmp_path / "x.y"
-    )
+    return tmp_path / "run.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("noext", "the name has no ending"), ("x.y", "no picture ends in .y")]
+)
+def test_picture_of_unknown_kind(kept: Path, name: str, why: str):
+    pytest.importorskip("matplotlib")
+    said = refusal("ladder", "--from", kept, "--plot", kept.with_name(name))
+    assert re.search(rf"--plot \S+: {why}: give one of .*\.pdf, .*\.png, .*\.svg", said)
+    assert [path.name for path in kept.parent.iterdir()] == ["run.jsonl"]
+
+
+def test_picture_without_matplotlib(kept: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    said = refusal("ladder", "--rows", 2, "--cols", 8, "--plot", kept.with_name("x.png"))
+    assert said.endswith("a picture needs matplotlib: pip install 'online-softmax[lab]'")
+
+
+@pytest.mark.parametrize("failure", [OSError(28, "No room"), RuntimeError("No room")], ids=str)
+def test_what_cannot_be_kept_in_the_end(
+    kept: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception
+):
+    """The results were shown by then; a disk that is full, a TeX that is missing, is one line."""
+
+    def fail(*_: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(results, "save", fail)
+    words = ["ladder", "--from", str(kept), "--save", str(kept.with_name("y"))]
+    done = CliRunner().invoke(cli.app, words)
+    assert done.exit_code == 2
+    assert "The line that ran agrees" in done.stdout
+    assert done.stderr == f"error: --save {kept.with_name('y')}: No room\n"
+
+
+def test_what_is_kept_is_not_written_over(kept: Path):
+    before = kept.read_text()
+    said = refusal("ladder", "--from", kept, "--save", kept)
+    assert said == f"error: --from and --save both name {kept}: give two files"
+    assert kept.read_text() == before
+    given = kept.with_name("x.npz")
+    np.savez(given, only=np.ones((2, 64), np.float32))
+    said = refusal("ladder", "--input", f"{given}:only", "--save", given, "--only", "torch")
+    assert said == f"error: --input and --save both name {given}: give two files"
+    assert np.load(given)["only"].shape == (2, 64)
 
 
 # ---- as a person runs it
@@ -164,6 +215,23 @@ def test_piped_and_narrow():
     assert "All 5 lines that ran agree with float64." in done.stdout
     found = process("ladder", "--rows", "2", "--cols", "64", "--only", "safe", "--json")
     assert json.loads(found.stdout)["rungs"][0]["ok"]
+
+
+@needs_compiler
+@on_cpu
+def test_home_that_cannot_be_written():
+    """Kernels run; what a cache is wanted for says so, and names the variable that helps."""
+    pytest.importorskip("triton")
+    homeless = {"HOME": "/dev/null", "TRITON_HOME": "/dev/null", "TRITON_CACHE_DIR": ""}
+    done = process("ladder", "--rows", "2", "--cols", "64", "--only", "triton", **homeless)
+    assert (done.returncode, done.stderr) == (0, "")
+    page = " ".join(done.stdout.split())
+    sentence = (
+        "No registers: Triton compiles into /dev/null/.triton/cache, which cannot be written: "
+        "set TRITON_CACHE_DIR to a folder that can."
+    )
+    assert page.count(sentence) == 1
+    assert "Error" not in page
 
 
 @needs_compiler

@@ -104,8 +104,35 @@ def test_ladder_on_a_file(tmp_path: Path):
     assert (header["rows"], header["dtype"]) == (2, "bfloat16")
 
 
+@pytest.mark.parametrize(
+    ("x", "dtype", "what"),
+    [
+        ([1e300, -1e39, 1.0, np.inf], None, "2 of 4 values are finite in float64 and past the"),
+        ([1e300, 0.0, np.nan], "fp16", "1 of 3 values are finite in float64 and past the largest"),
+        ([3.4028235e38, -1e-300], None, ""),
+    ],
+)
+def test_what_a_conversion_makes_infinite_is_told(
+    tmp_path: Path, x: list[float], dtype: str | None, what: str
+):
+    path = numpy_file(np.array(x))(tmp_path)
+    notes = inputs.load(str(path), inputs.dtype_of(dtype) if dtype else None).notes
+    told = [note for note in notes if "finite" in note]
+    assert len(told) == bool(what)
+    assert what in "".join(told)
+    if told and dtype is None:
+        assert told[0].endswith("past the largest float32, 3.4e+38: they run as +inf or -inf")
+
+
+def test_what_a_narrow_type_cannot_hold_is_told(tmp_path: Path):
+    path = numpy_file(np.array([65519.0, 65520.0], np.float32))(tmp_path)
+    (told,) = [n for n in inputs.load(str(path), torch.float16).notes if "finite" in n]
+    assert told.startswith("1 of 2 values are finite in float32 and past the largest float16")
+
+
 WRONG_FILES: list[tuple[Write, str]] = [
     (lambda folder: folder / "gone.npy", "there is no such file"),
+    (lambda folder: folder / f"{'x' * 300}.npy", "cannot be read: File name too long"),
     (lambda folder: folder / "x.csv", "must end in one of .npy"),
     (lambda folder: (folder / "d.npy").mkdir() or folder / "d.npy", "is a folder"),  # type: ignore[func-returns-value]
     (bytes_file(b"", "x.npy"), "is empty"),
@@ -124,8 +151,8 @@ WRONG_FILES: list[tuple[Write, str]] = [
     (npz_file(a=ONES, b=ONES), "holds 2 tensors (a, b): say which"),
     (npz_file(":c", a=ONES, b=ONES), "none is 'c'"),
     (npz_file(), "holds no tensors"),
-    (torch_file([1, 2]), "holds a list, not a tensor"),
-    (torch_file({"a": 1}), "holds a int, not a tensor"),
+    (torch_file([1, 2]), "holds no tensor: it is of type list"),
+    (torch_file({"a": 1}), "holds no tensor: it is of type int"),
     (torch_file(torch.ones(2, 3, dtype=torch.int32)), "holds int32"),
     (torch_file(torch.ones(2, 3).to_sparse()), "sparse"),
     (safetensors_file(a=torch.ones(1), b=torch.ones(1)), "holds 2 tensors"),

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
+from typer.testing import CliRunner
 
+import online_softmax
 from cli_kit import refusal, run
+from online_softmax import plan
+from online_softmax.lab import cli
 
 
 @pytest.mark.parametrize(
@@ -44,9 +49,15 @@ def test_trace_refuses_in_one_line(words: list[str]):
     refusal("trace", *words)
 
 
-def test_trace_usage():
-    run("trace", exit_code=2)
-    run("trace", 1, "--block", 0, exit_code=2)
+def test_trace_tells_what_float32_does_to_a_number():
+    page = run("trace", "-1e39", "3.4028235e38", "-inf")
+    assert "-1e+39 is past the largest float32: it is taken as infinite." in page
+    assert page.count("is past the largest float32") == 1
+
+
+def test_trace_in_one_block():
+    steps = json.loads(run("trace", 1, 2, "--block", 2**63 - 1, "--json"))["steps"]
+    assert [step["values"] for step in steps] == [[1, 2]]
 
 
 def test_explain():
@@ -55,12 +66,101 @@ def test_explain():
     assert page.startswith("v5_split_row: ")
     assert "not v3_register_cache: " in page
     assert run("explain", 3, 4, "--dtype", "double").startswith("reference: ")
-    assert "known are" in refusal("explain", 3, 4, "--arch", "sm_1")
-    assert "int8" in refusal("explain", 3, 4, "--dtype", "int8")
-    run("explain", 3, exit_code=2)
-    run("explain", -3, 4, exit_code=2)
+
+
+def test_explain_on_several_architectures():
+    parts = run("explain", 1, 300000, "--arch", "sm_80,90").split("\n\n")
+    assert parts == [
+        f"on {arch}\n{online_softmax.explain(1, 300000, arch=arch)}" + "\n" * (arch == "sm_90a")
+        for arch in ("sm_80", "sm_90a")
+    ]
 
 
 def test_explain_on_a_gpu_without_facts(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("online_softmax.lab.arguments.arches", lambda _: ["sm_103"])
     assert refusal("explain", 3, 4).startswith("error: no facts about 'sm_103'; known are sm_75")
+
+
+# ---- the program itself
+
+
+def test_version():
+    assert run("--version") == f"online-softmax {online_softmax.__version__}\n"
+
+
+def test_no_command_says_what_there_is():
+    page = run(exit_code=2)
+    assert page == run("--help")
+    for name in ("ladder", "trace", "explain", "info"):
+        assert f"online-softmax {name}" in page
+
+
+# ---- wrong words: options that say nothing, numbers that are none, names that nothing has
+
+BLOCKS = f"give one of {', '.join(map(str, plan.BLOCKS))}"
+ARCHES = ", ".join(plan.ARCHES)
+ROWS = "give a whole number, at least"
+WRONG = [
+    ("nope", "no such command 'nope'; see online-softmax --help"),
+    ("--nope", "no such option: --nope; see online-softmax --help"),
+    ("info more", "got unexpected extra argument(s) (more); see online-softmax info --help"),
+    ("ladder more", "got unexpected extra argument(s) (more); see online-softmax ladder --help"),
+    ("ladder --xyzzy", "no such option: --xyzzy; see online-softmax ladder --help"),
+    ("ladder --rows 0", f"--rows 0: {ROWS} 1"),
+    ("ladder --rows -2", f"--rows -2: {ROWS} 1"),
+    ("ladder --rows x", f"--rows x: {ROWS} 1"),
+    ("ladder --rows 1.5", f"--rows 1.5: {ROWS} 1"),
+    ("ladder --cols é", f"--cols é: {ROWS} 1"),
+    (f"ladder --rows {2**63}", f"--rows {2**63}: give at most 9,223,372,036,854,775,807"),
+    (f"ladder --cols {'9' * 5000}", f"--cols {'9' * 60}...: {ROWS} 1"),
+    ("ladder --block 0", f"--block 0: {BLOCKS}"),
+    ("ladder --block -32", f"--block -32: {BLOCKS}"),
+    ("ladder --block x", f"--block x: {BLOCKS}"),
+    ("ladder --seconds 0", "--seconds 0: give a number of seconds, at least 0.1"),
+    ("ladder --seconds nan", "--seconds nan: give a number of seconds, at least 0.1"),
+    ("ladder --seconds x", "--seconds x: give a number of seconds, at least 0.1"),
+    ("ladder --arch ,", f"--arch ,: give one of {ARCHES}, or several"),
+    ("explain 3 4 --arch sm_1", f"--arch sm_1: known are {ARCHES}"),
+    ("explain 3 4 --arch sm_80,x", f"--arch x: known are {ARCHES}"),
+    ("explain 3 4 --dtype int8", "--dtype int8: give float32, float16, bfloat16 or float64"),
+    ("explain", "missing argument 'ROWS'; see online-softmax explain --help"),
+    ("explain 3", "missing argument 'COLS'; see online-softmax explain --help"),
+    ("explain -3 4", f"ROWS -3: {ROWS} 0"),
+    ("explain 3 -4", f"COLS -4: {ROWS} 0"),
+    ("explain 1.5 2", f"ROWS 1.5: {ROWS} 0"),
+    ("explain 3 4 5", "explain takes ROWS and COLS, two numbers; there are 3"),
+    ("explain --bogus 3 4", "no such option: --bogus; see online-softmax explain --help"),
+    ("trace", "missing argument 'NUMBER'; see online-softmax trace --help"),
+    ("trace 1 --block 0", f"--block 0: {ROWS} 1"),
+    ("trace 1 ∞", "'∞' is not a number"),
+]
+
+
+@pytest.mark.parametrize(("words", "why"), WRONG, ids=[words[:30] for words, _ in WRONG])
+def test_wrong_words(words: str, why: str):
+    assert refusal(*words.split()) == f"error: {why}"
+
+
+@pytest.mark.parametrize("blank", ["", " "])
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(
+            f"ladder {option}"
+            for option in (
+                "--rows", "--cols", "--dtype", "--input", "--arch", "--only", "--block",
+                "--seconds", "--save", "--plot", "--against", "--from",
+            )
+        ),
+        "explain 3 4 --arch", "explain 3 4 --dtype", "explain 3", "trace 1 --block", "trace",
+    ],
+)  # fmt: skip
+def test_blank_is_no_default(words: str, blank: str):
+    """Whoever types `--block "$THREADS"` and has forgotten THREADS hears of it."""
+    assert re.search(r": give |needs at least one", refusal(*words.split(), blank))
+
+
+def test_an_option_without_its_value():
+    done = CliRunner().invoke(cli.app, ["ladder", "--rows"])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: option '--rows' requires an argument; see online-softmax")

@@ -199,7 +199,17 @@ def test_documents_are_what_the_generator_writes():
 
 
 @pytest.mark.parametrize(
-    "module", ["", ".api", ".catalogue", ".plan", ".reference.online", ".lab.trace"]
+    "module",
+    [
+        "",
+        ".api",
+        ".catalogue",
+        ".plan",
+        ".reference.online",
+        ".lab.trace",
+        ".lab.arguments",
+        ".lab.places",
+    ],
 )
 def test_examples_in_docstrings_hold(module: str):
     tried = doctest.testmod(importlib.import_module(f"online_softmax{module}"), verbose=False)

@@ -14,11 +14,12 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from online_softmax.lab import options
+from online_softmax.lab.usage import USAGE, Group
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,31 +27,18 @@ if TYPE_CHECKING:
     from online_softmax.lab.inputs import Matrix
     from online_softmax.lab.results import Run
 
-WRONG, USAGE = 1, 2  # exit codes
+WRONG = 1  # the exit code
 
 app = typer.Typer(
+    name="online-softmax",
+    cls=Group,
     help=options.ABOUT,
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help: no markup to escape, and examples keep their lines
 )
 
 # ---- how they all speak
-
-
-@contextmanager
-def _said_plainly() -> Iterator[None]:
-    """What a person can mend becomes one line and exit code 2; other errors stay what they are."""
-    from online_softmax import jit
-    from online_softmax.cuda import host
-    from online_softmax.lab.inputs import BadInput
-
-    try:
-        yield
-    except (BadInput, jit.Unavailable, host.CompilerMissing) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(USAGE) from None
 
 
 def _console() -> Console:
@@ -66,52 +54,81 @@ def _print_json(value: object) -> None:
 # ---- the commands
 
 
+@app.callback(invoke_without_command=True, help=options.ABOUT)
+def start(context: typer.Context, version: options.Version = False) -> None:
+    """Say what there is, if no command is given."""
+    if version:
+        import online_softmax
+
+        typer.echo(f"online-softmax {online_softmax.__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(USAGE)
+
+
 @app.command(
     help=options.LADDER, short_help="Every kernel: is it right, what does it cost, how fast?"
 )
 def ladder(
     rows: options.Rows = None,
     cols: options.Cols = None,
-    dtype: options.Dtype = "",
-    file: options.Input = "",
+    dtype: options.Dtype = None,
+    file: options.Input = None,
     sample: options.Sample = False,
-    arch: options.Arch = "",
-    only: options.Only = "",
-    block: options.Block = 0,
+    arch: options.Arch = None,
+    only: options.Only = None,
+    block: options.Block = None,
     seconds: options.Seconds = None,
     as_json: options.Json = False,
     save: options.Save = None,
     plot: options.Plot = None,
-    against: options.Against = "torch",
+    against: options.Against = None,
     stored: options.Stored = None,
 ) -> None:
     """Run, or read, a ladder; then show, save and draw it."""
-    from online_softmax.lab import arguments, results, table
+    from online_softmax.lab import arguments, inputs, places, results, table
+    from online_softmax.lab import plot as plots
 
-    with _said_plainly():
-        for path in filter(None, (save, plot)):
-            arguments.place(path)
-        if stored:
-            given = {"--rows": rows, "--cols": cols, "--dtype": dtype, "--input": file}
-            given |= {"--sample": sample, "--only": only, "--block": block}
-            arguments.nothing_beside("--from", given)
-            runs = _read(stored)
-        else:
-            matrix = arguments.matrix(rows or 0, cols or 0, dtype, file, sample)
-            allowed = seconds or (options.SAMPLE_SECONDS if sample else options.SECONDS)
-            runs = [_climb(matrix, arch, only, block, allowed, against, is_shown=not as_json)]
-        run = runs[-1]
-        if save:
-            results.save(run, save)
-        if plot:
-            _draw(run, plot)
+    for option, path in (("--save", save), ("--plot", plot), ("--from", stored)):
+        arguments.word(option, path, "a file")
+    if stored:
+        given: dict[str, object] = {"--rows": rows, "--cols": cols, "--dtype": dtype}
+        given |= {"--input": file, "--sample": sample, "--arch": arch, "--only": only}
+        given |= {"--block": block, "--seconds": seconds, "--against": against}
+        arguments.nothing_beside("--from", given)
+        runs = _read(Path(stored))
+    else:
+        matrix = arguments.matrix(rows, cols, dtype, file, sample)
+        allowed = options.SAMPLE_SECONDS if sample else options.SECONDS
+        wanted = {
+            "arches": arguments.arches(arch),
+            "only": arguments.names(only),
+            "block": arguments.block(block),
+            "seconds": arguments.seconds("--seconds", seconds) or allowed,
+            "rivals": arguments.rivals(against),
+        }
+    saved = places.place("--save", save) if save else None
+    drawn = places.picture("--plot", plot) if plot else None
+    reads = {
+        "--from": Path(stored) if stored else None,
+        "--input": inputs.split(file)[0] if file else None,
+    }
+    places.apart({**reads, "--save": saved, "--plot": drawn})
+    if not stored:
+        runs = [_climb(matrix, wanted, is_shown=not as_json)]
+    run = runs[-1]
     if as_json:
         _print_json(run.to_json())
-    else:
-        for each in runs:
-            table.render(each, _console())
-    for path in filter(None, (save, plot)):
-        typer.echo(f"{path} written", err=True)
+    if not stored and all(result.ok is None for result in run.results):
+        reasons = dict.fromkeys(reason for result in run.results for reason in result.reasons)
+        raise inputs.BadInput(f"nothing ran: {'; '.join(reasons)}")
+    for each in () if as_json else runs:
+        table.render(each, _console())
+    if saved:
+        _kept("--save", saved, lambda: results.save(run, saved))
+    if drawn:
+        _kept("--plot", drawn, lambda: plots.draw(run, drawn))
     if not all(each.is_right for each in runs):
         raise typer.Exit(WRONG)
 
@@ -123,26 +140,32 @@ def ladder(
 )
 def trace(
     values: options.Values,
-    block: options.Step = 1,
+    block: options.Step = "1",
     as_json: options.Json = False,
 ) -> None:
     """Print a walk over numbers."""
     from online_softmax.lab import arguments, trace
 
-    with _said_plainly():
-        numbers = arguments.numbers(values)
+    numbers = arguments.numbers(values)
+    step = min(arguments.whole("--block", block) or 1, len(numbers))
     if as_json:
-        typer.echo(trace.to_json(numbers, block))
+        typer.echo(trace.to_json(numbers, step))
     else:
-        trace.render(numbers, block, _console())
+        trace.render(numbers, step, _console())
 
 
-@app.command(help=options.EXPLAIN, short_help="Which kernel to choose, why, and why no other.")
+@app.command(
+    help=options.EXPLAIN,
+    short_help="Which kernel to choose, why, and why no other.",
+    # So that -3 is refused as a number, not as an option.
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+)
 def explain(
+    context: typer.Context,
     rows: options.ExplainedRows,
     cols: options.ExplainedCols,
     dtype: options.ExplainedType = "float32",
-    arch: options.ExplainedArch = "",
+    arch: options.ExplainedArch = None,
 ) -> None:
     """Print the planner's choice and its reasons."""
     import torch
@@ -151,15 +174,17 @@ def explain(
     from online_softmax.lab import arguments
     from online_softmax.lab.inputs import BadInput
 
-    with _said_plainly():
-        found = arguments.arches(arch)
-        if not found:
-            found = [jit.device_arch() if torch.cuda.is_available() else plan.DEFAULT_ARCH]
-        try:
-            said = catalogue.explain(rows, cols, arguments.dtype_name(dtype), found[0])
-        except ValueError as error:  # an architecture that came out after the planner's facts
-            raise BadInput(str(error).removeprefix("explain(): ")) from None
-    typer.echo(said)
+    size = arguments.sizes([rows, cols, *context.args])
+    kind, arches = arguments.dtype_name(dtype), arguments.arches(arch)
+    if not arches:
+        arches = [jit.device_arch() if torch.cuda.is_available() else plan.DEFAULT_ARCH]
+    try:
+        said = [catalogue.explain(*size, kind, each) for each in arches]
+    except ValueError as error:  # an architecture that came out after the planner's facts
+        raise BadInput(str(error).removeprefix("explain(): ")) from None
+    if len(said) > 1:
+        said = [f"on {each}\n{text}" for each, text in zip(arches, said, strict=True)]
+    typer.echo("\n\n".join(said))
 
 
 @app.command(help=options.INFO, short_help="Versions, GPU, ceilings, cache; what is missing.")
@@ -180,28 +205,12 @@ def info(as_json: options.Json = False) -> None:
 # ---- what ladder does
 
 
-def _climb(
-    matrix: Matrix, arch: str, only: str, block: int, seconds: float, against: str, is_shown: bool
-) -> Run:
-    from online_softmax.lab import arguments, info, ladder
-    from online_softmax.lab.inputs import BadInput
+def _climb(matrix: Matrix, wanted: dict[str, Any], is_shown: bool) -> Run:
+    from online_softmax.lab import info, ladder, places
 
-    arches, names, threads = arguments.arches(arch), arguments.names(only), arguments.block(block)
-    rivals = arguments.rivals(against)
     with _progress(is_shown) as progress:
-        run = ladder.climb(
-            matrix,
-            arches=arches,
-            only=names,
-            block=threads,
-            seconds=seconds,
-            rivals=rivals,
-            command=arguments.recorded(sys.argv[1:]),
-            progress=progress,
-        )
-    if all(result.ok is None for result in run.results):
-        reasons = dict.fromkeys(reason for result in run.results for reason in result.reasons)
-        raise BadInput(f"nothing ran: {'; '.join(reasons)}")
+        command = places.recorded(sys.argv[1:])
+        run = ladder.climb(matrix, **wanted, command=command, progress=progress)
     if run.header.copy_gbs:
         info.remember_copy(run.header.device, run.header.copy_gbs)
     return run
@@ -231,19 +240,20 @@ def _read(path: Path) -> list[Run]:
     try:
         return results.read(path)
     except OSError as error:
-        raise BadInput(f"{path} cannot be read: {error.strerror}") from None
+        raise BadInput(f"--from {path} cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise BadInput(str(error)) from None
+        raise BadInput(f"--from {error}") from None
 
 
-def _draw(run: Run, path: Path) -> None:
-    from online_softmax.lab import plot
+def _kept(option: str, path: Path, write: Callable[[], None]) -> None:
     from online_softmax.lab.inputs import BadInput
 
     try:
-        plot.draw(run, path)
-    except (plot.Unavailable, ValueError, OSError) as error:
-        raise BadInput(f"--plot {path}: {error}") from None
+        write()
+    except (ValueError, OSError, RuntimeError) as error:  # matplotlib's: .pgf needs a TeX
+        why = error.strerror if isinstance(error, OSError) else None
+        raise BadInput(f"{option} {path}: {why or error}") from None
+    typer.echo(f"{path} written", err=True)
 
 
 def main() -> None:

@@ -128,11 +128,12 @@ def load(given: str, dtype: torch.dtype | None = None) -> Matrix:
         BadInput: the file is missing, empty or not what its name says, or its tensor is not of
             1 to 4 dimensions of floating-point numbers.
     """
-    path, name = _split(given)
-    suffix = path.suffix.lower()
-    if suffix not in SUFFIXES:
-        raise BadInput(f"{path}: the name must end in one of {', '.join(SUFFIXES)}")
+    path = Path(given)
     try:
+        path, name = split(given)
+        suffix = path.suffix.lower()
+        if suffix not in SUFFIXES:
+            raise BadInput(f"{path}: the name must end in one of {', '.join(SUFFIXES)}")
         if path.is_dir():
             raise BadInput(f"{path} is a folder; give a file")
         if path.stat().st_size == 0:
@@ -175,15 +176,30 @@ def from_tensor(tensor: Any, source: str, dtype: torch.dtype | None = None) -> M
         )
     view = tensor.detach().reshape(-1, tensor.shape[-1])
     rows, cols = view.shape
+    if overflown := _overflown(view, wanted):
+        notes.append(
+            f"{overflown:,} of {view.numel():,} values are finite in {short_name(tensor.dtype)} "
+            f"and past the largest {short_name(wanted)}, {torch.finfo(wanted).max:.3g}: they run "
+            "as +inf or -inf"
+        )
     return Matrix(
         rows, cols, wanted, source, lambda n: view[:n].to(wanted).contiguous(), tuple(notes)
     )
 
 
+def _overflown(view: Tensor, dtype: torch.dtype) -> int:
+    """How many finite values a conversion makes infinite; a part of the rows at a time."""
+    if torch.finfo(dtype).max >= torch.finfo(view.dtype).max:
+        return 0
+    parts = view.split(max(2**24 // view.shape[1], 1))
+    return sum(int((part.isfinite() & part.to(dtype).isinf()).sum()) for part in parts)
+
+
 # ---- reading: each gives an array, a tensor, or several by name
 
 
-def _split(given: str) -> tuple[Path, str | None]:
+def split(given: str) -> tuple[Path, str | None]:
+    """The file, and which of its tensors: FILE or FILE:NAME."""
     path = Path(given)
     if not path.exists() and ":" in given:
         head, _, name = given.rpartition(":")
@@ -253,7 +269,7 @@ def _as_torch(value: Any, source: str) -> Tensor:
     if isinstance(value, Tensor):
         return value
     if not isinstance(value, np.ndarray):
-        raise BadInput(f"{source} holds a {type(value).__name__}, not a tensor")
+        raise BadInput(f"{source} holds no tensor: it is of type {type(value).__name__}")
     if value.dtype.kind != "f" or value.dtype.itemsize not in (2, 4, 8):
         hint = "; save bfloat16 as .pt or .safetensors" if value.dtype.kind == "V" else ""
         raise BadInput(

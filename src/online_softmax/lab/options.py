@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -43,7 +42,7 @@ EXPLAIN = """Say which kernel to choose for the softmax of ROWS x COLS, why, and
 \b
 Examples:
   online-softmax explain 4096 4096
-  online-softmax explain 1 1048576 --dtype bf16 --arch sm_80"""
+  online-softmax explain 1 1048576 --dtype bf16 --arch sm_80,sm_90"""
 INFO = "Show versions, GPU, ceilings and cache; and how to get what is missing."
 
 
@@ -51,14 +50,16 @@ def option(text: str, metavar: str, *names: str, **more: Any) -> Any:
     return typer.Option(*names, help=text, metavar=metavar, show_default=False, **more)
 
 
+Version = Annotated[bool, typer.Option("--version", help="Print the version and exit.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
-Rows = Annotated[int | None, option("Rows. Default: 4096; of a file or sample, all.", "N", min=1)]
-Cols = Annotated[int | None, option("Columns of random input. Default: 4096.", "N", min=1)]
+Rows = Annotated[str | None, option("Rows. Default: 4096; of a file or sample, all.", "N")]
+Cols = Annotated[str | None, option("Columns of random input. Default: 4096.", "N")]
 Dtype = Annotated[
-    str, option("float32, float16 or bfloat16. Default: float32; of a file, its own.", "TYPE")
+    str | None,
+    option("float32, float16 or bfloat16. Default: float32; of a file, its own.", "TYPE"),
 ]
 Input = Annotated[
-    str,
+    str | None,
     option(
         "A tensor, 1 to 4 dimensions: .npy, .npz, .pt or .safetensors; of several, FILE:NAME.",
         "FILE",
@@ -69,33 +70,39 @@ Sample = Annotated[
     bool, typer.Option("--sample", help="Real attention scores: 1,920 rows of 40 columns.")
 ]
 Arch = Annotated[
-    str, option("Whose registers to show. Default: the GPU's; without one, sm_80,sm_90a.", "SM,SM")
+    str | None,
+    option("Whose registers to show. Default: the GPU's; without one, sm_80,sm_90a.", "SM,SM"),
 ]
-Only = Annotated[str, option("Rungs by how their names start, such as v0,v3,triton.", "NAME,NAME")]
+Only = Annotated[
+    str | None, option("Rungs by how their names start, such as v0,v3,triton.", "NAME,NAME")
+]
 Block = Annotated[
-    int, option("Threads a block. Default: the planner's; on a GPU, the best of a sweep.", "N")
+    str | None,
+    option("Threads a block. Default: the planner's; on a GPU, the best of a sweep.", "N"),
 ]
 Seconds = Annotated[
-    float | None,
+    str | None,
     option(
         f"Without a GPU, how long kernels may run. Default: {SECONDS:.0f}; for --sample, all rows.",
         "S",
-        min=0.1,
     ),
 ]
-Save = Annotated[Path | None, option("Keep the results in a file, as JSON lines.", "FILE")]
-Plot = Annotated[Path | None, option("Draw the results as a bar chart: .png, .svg, .pdf.", "FILE")]
-Against = Annotated[
-    str, option("Rivals timed on a GPU: torch, which always is, and compile.", "NAME,NAME")
+Save = Annotated[str | None, option("Keep the results in a file, as JSON lines.", "FILE")]
+Plot = Annotated[
+    str | None, option("Draw the results as a bar chart: .png, .svg, .pdf and others.", "FILE")
 ]
-Stored = Annotated[Path | None, option("Run nothing; show what --save kept.", "FILE", "--from")]
+Against = Annotated[
+    str | None, option("Rivals timed on a GPU: torch, which always is, and compile.", "NAME,NAME")
+]
+Stored = Annotated[str | None, option("Run nothing; show what --save kept.", "FILE", "--from")]
 Values = Annotated[list[str], typer.Argument(metavar="NUMBER", hidden=True)]
-Step = Annotated[int, typer.Option(min=1, metavar="N", help="Elements a step.")]
-ExplainedRows = Annotated[int, typer.Argument(min=0, metavar="ROWS", hidden=True)]
-ExplainedCols = Annotated[int, typer.Argument(min=0, metavar="COLS", hidden=True)]
+Step = Annotated[str, option("Elements a step. Default: 1.", "N")]
+ExplainedRows = Annotated[str, typer.Argument(metavar="ROWS", hidden=True)]
+ExplainedCols = Annotated[str, typer.Argument(metavar="COLS", hidden=True)]
 ExplainedType = Annotated[
-    str, typer.Option(metavar="TYPE", help="float32, float16, bfloat16 or float64.")
+    str, option("float32, float16, bfloat16 or float64. Default: float32.", "TYPE")
 ]
 ExplainedArch = Annotated[
-    str, option("The architecture. Default: that of the GPU here, or sm_90a.", "SM")
+    str | None,
+    option("One architecture or several. Default: that of the GPU here, or sm_90a.", "SM,SM"),
 ]

@@ -54,22 +54,46 @@ def draw(run: Run, path: str | Path) -> None:
         ValueError: nothing ran, or matplotlib does not know the ending.
         OSError: the file cannot be written.
     """
+    check(path)
     figure = picture(run)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, bbox_inches="tight", pad_inches=0.25)
 
 
-def picture(run: Run) -> Figure:
-    """The chart: speed if the run was timed, else what each rung costs."""
+def check(path: str | Path) -> None:
+    """Find out before a run whether a picture of that name can be drawn.
+
+    Raises:
+        Unavailable: there is no matplotlib.
+        ValueError: matplotlib does not know the name's ending.
+    """
+    _matplotlib()
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    endings = [f".{ending}" for ending in sorted(FigureCanvasBase.get_supported_filetypes())]
+    suffix = Path(path).suffix.lower()
+    if suffix not in endings:
+        wrong = f"no picture ends in {suffix}" if suffix else "the name has no ending"
+        raise ValueError(f"{wrong}: give one of {', '.join(endings)}")
+
+
+def _matplotlib() -> None:
     try:
-        import matplotlib as mpl
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
+        import matplotlib  # noqa: F401
     except ImportError:
         raise Unavailable("a picture needs matplotlib: pip install 'online-softmax[lab]'") from None
+
+
+def picture(run: Run) -> Figure:
+    """The chart: speed if the run was timed, else what each rung costs."""
+    _matplotlib()
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     results = [r for r in run.results if _is_drawn(r, run.is_timed)]
     if not results:
-        raise ValueError("there is nothing to draw: no rung ran")
+        raise ValueError("there is nothing to draw: no rung was counted or timed")
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(10, 1.9 + 0.42 * len(results)), dpi=DPI, facecolor="white")
         FigureCanvasAgg(figure)

@@ -92,6 +92,11 @@ def render(values: Sequence[float], block: int, console: Console) -> None:
     console.print(_walk_table(walk))
     console.print(_result_table(values, walk))
     fold = sum(step.exponentials for step in walk.steps)
+    taken = [value for step in walk.steps for value in step.values]
+    pairs = zip(values, taken, strict=True)
+    for given in dict.fromkeys(x for x, y in pairs if math.isfinite(x) and math.isinf(y)):
+        line = f"{given:.10g} is past the largest float32: it is taken as infinite."
+        console.print(line, soft_wrap=True)
     for line in (
         f"log-sum-exp {_number(walk.lse)} (natural logarithm)",
         f"exponentials: {fold} to fold, {len(values)} to write",
