@@ -154,7 +154,13 @@ WRONG_FILES: list[tuple[Write, str]] = [
     (torch_file([1, 2]), "holds no tensor: it is of type list"),
     (torch_file({"a": 1}), "holds no tensor: it is of type int"),
     (torch_file(torch.ones(2, 3, dtype=torch.int32)), "holds int32"),
-    (torch_file(torch.ones(2, 3).to_sparse()), "sparse"),
+    (torch_file(torch.ones(2, 3).to_sparse()), "holds a sparse tensor: save a dense one"),
+    (torch_file(torch.ones(2, 3, device="meta")), "holds a meta tensor: save a dense one"),
+    (
+        torch_file(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])),
+        "holds a nested tensor: save a dense one",
+    ),
+    (torch_file(torch.nn.Linear(2, 2)), "it holds more than tensors, or is damaged; save a tensor"),
     (safetensors_file(a=torch.ones(1), b=torch.ones(1)), "holds 2 tensors"),
     (lambda folder: Path(f"{numpy_file(ONES)(folder)}:a"), "without a name: leave :a away"),
 ]

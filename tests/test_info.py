@@ -60,6 +60,8 @@ def test_a_folder_without_the_right_to_write(monkeypatch: pytest.MonkeyPatch, tm
     assert info.no_triton_cache() is None
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere
     assert f"Triton compiles into {tmp_path / 'cache'}" in (info.no_triton_cache() or "")
+    monkeypatch.setenv("TRITON_CACHE_MANAGER", "triton.runtime.cache:RemoteCacheManager")
+    assert info.no_triton_cache() is None
 
 
 def test_triton_is_refused_where_it_cannot_compile(monkeypatch: pytest.MonkeyPatch):

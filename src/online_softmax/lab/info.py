@@ -68,7 +68,7 @@ def no_cache() -> str | None:
 
 def no_triton_cache() -> str | None:
     """Why Triton cannot compile for want of a folder, a sentence; None: it can, or is not here."""
-    if catalogue.lacks("triton"):
+    if catalogue.lacks("triton") or os.environ.get("TRITON_CACHE_MANAGER"):  # one without a folder
         return None
     home = os.environ.get("TRITON_HOME") or os.path.expanduser("~")
     folder = Path(os.environ.get("TRITON_CACHE_DIR") or Path(home, ".triton", "cache"))

@@ -155,8 +155,9 @@ def load(given: str, dtype: torch.dtype | None = None) -> Matrix:
 def from_tensor(tensor: Any, source: str, dtype: torch.dtype | None = None) -> Matrix:
     """View a tensor of 1 to 4 dimensions as rows x cols along its last one."""
     tensor = _as_torch(tensor, source)
-    if tensor.layout != torch.strided:
-        raise BadInput(f"{source} holds a sparse tensor: save x.to_dense()")
+    if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta:
+        kind = "nested" if tensor.is_nested else "meta" if tensor.is_meta else "sparse"
+        raise BadInput(f"{source} holds a {kind} tensor: save a dense one, as x.to_dense() gives")
     shape = " x ".join(str(n) for n in tensor.shape) or "a single number"
     if tensor.dtype not in (*KERNEL_DTYPES, torch.float64):
         raise BadInput(
@@ -221,7 +222,11 @@ def _read_npz(path: Path) -> Any:
 
 
 def _read_torch(path: Path) -> Any:
-    return torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:  # torch's words advise to run the code in it
+        why = "it holds more than tensors, or is damaged; save a tensor or a dict of them"
+        raise BadInput(f"{path} is no {path.suffix} file that holds a tensor: {why}") from None
 
 
 def _read_safetensors(path: Path) -> Any:
