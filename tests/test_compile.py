@@ -36,9 +36,10 @@ def test_cuda(name: str, arch: str) -> None:
         assert found.registers <= 64, f"{symbol} for {arch} leaves no room for 1,024 threads"
 
 
-def test_the_copy_kernel() -> None:
+@pytest.mark.parametrize("symbol", ["copy", "add", "read"])
+def test_the_ceilings(symbol: str) -> None:
     for arch in KERNELS["safe"].arches:
-        assert not jit.resources("ceilings.cu", "copy", arch).has_local_memory
+        assert not jit.resources("ceilings.cu", symbol, arch).has_local_memory
 
 
 def test_what_runs_is_what_was_compiled() -> None:

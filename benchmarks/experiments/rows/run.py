@@ -23,10 +23,9 @@ from torch import Tensor
 from online_softmax import catalogue, plan
 from online_softmax.cuda import launch
 from online_softmax.cuda.launch import C_TYPE, Launch
-from online_softmax.lab import judge
+from online_softmax.lab import ceilings, judge
 
 Run = Callable[[Launch], object]
-CEILINGS = str(Path(__file__).with_name("ceilings.cu"))
 SOURCE = str(Path(__file__).with_name("rows.cu"))
 COLS = (
     64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 524288, 1048576
@@ -229,16 +228,6 @@ def check_on_the_cpu() -> int:
 # ---- fast
 
 
-def add_call(a: Tensor, b: Tensor, c: Tensor) -> Launch:
-    vectors = a.numel() * a.itemsize // 16
-    return Launch(CEILINGS, "add", (a, b, c, vectors), plan.ceil_div(vectors, 256), 256)
-
-
-def read_call(x: Tensor, out: Tensor) -> Launch:
-    vectors = x.numel() * x.itemsize // 16
-    return Launch(CEILINGS, "read", (x, out, vectors), plan.ceil_div(vectors, 1024), 256)
-
-
 def measure(cells: str, operations: list[str], out: Path | None) -> int:
     """Judge and time every variant on every cell of a GPU."""
     from online_softmax.lab import bench
@@ -302,7 +291,7 @@ def _cell(operation: str, x: Tensor, buffers: Any, fitting: list[Any], run: Run)
     ):  # a set's x is dy, its y is dx; the output is one more rotating set
         outputs = {x.data_ptr(): other for (x, _), (other, _) in zip(
             buffers.sets, buffers.sets[1:] + buffers.sets[:1], strict=True)}  # fmt: skip
-        ceiling = lambda x, y: run(add_call(x, outputs[x.data_ptr()], y))  # noqa: E731
+        ceiling = lambda x, y: ceilings.add_call(x, outputs[x.data_ptr()], y)  # noqa: E731
         calls = {
             v.name: lambda x, y, v=v: run(v.backward(x, outputs[x.data_ptr()], y))
             for v in fitting
@@ -310,7 +299,7 @@ def _cell(operation: str, x: Tensor, buffers: Any, fitting: list[Any], run: Run)
         }
     else:
         sums = torch.empty(len(x), device=x.device)
-        ceiling = lambda x, y: run(read_call(x, sums))  # noqa: E731
+        ceiling = lambda x, y: ceilings.read_call(x, sums)  # noqa: E731
         for tile in (1, 2, 4, 8):
             for block in (32, 64, 128, 256, 512):
                 if tile * block * 16 // x.itemsize > 2 * x.shape[1]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from online_softmax import catalogue, jit, plan
-from online_softmax.cuda.launch import Launch
+from online_softmax.lab.ceilings import copy_call
 
 L2_FACTOR = 3  # bytes in rotation, in L2 sizes
 MAX_SETS = 1024  # buffer sets: bounds memory and graph length where tensors are tiny
@@ -149,15 +149,6 @@ def interleaved(
 
 def _variant(record: catalogue.Kernel, numbers: plan.Numbers) -> Call:
     return lambda x, y: record.run(x, y, numbers)
-
-
-def copy_call(x: Tensor, y: Tensor) -> None:
-    """The copy kernel, the ceiling for one read and one write: 16 bytes a thread. What is left of
-    a size that is no multiple of 16 bytes is not copied; torch allocates 512 bytes at least."""
-    vectors = max(x.numel() * x.element_size() // plan.VECTOR_BYTES, 1)
-    block = 256
-    grid = plan.ceil_div(vectors, block)
-    jit.launch(Launch("ceilings.cu", "copy", (x, y, vectors), grid, block), x.device)
 
 
 def _torch_call(x: Tensor, y: Tensor) -> None:

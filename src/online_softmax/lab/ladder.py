@@ -157,12 +157,12 @@ def _time(
 
     Judges the block size that won too, where it is not the planner's.
     """
-    from online_softmax.lab import bench
+    from online_softmax.lab import bench, ceilings
 
     ours = [r for r in records if results[r.name].ok and r.backend in ("cuda", "triton")]
     rivals = tuple(dict.fromkeys(("torch", *rivals)))
     if setting.block:
-        calls: dict[str, bench.Call] = {"copy": bench.copy_call}
+        calls: dict[str, bench.Call] = {"copy": ceilings.copy_call}
         calls |= {rival: bench.RIVALS[rival]() for rival in rivals}
         calls |= {r.name: _call(r, setting.numbers(r)) for r in ours}
         step(f"timed, with copy and {', '.join(rivals)}")
