@@ -7,6 +7,7 @@ A graph has no host gaps; buffers of at least three times the L2 keep it cold; c
 from __future__ import annotations
 
 import subprocess
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -28,7 +29,7 @@ REPLAY_BUDGET_US = 200_000.0  # fewer replays for slow contenders: this long a r
 SLOW_US = 10_000.0  # calls this slow rotate over fewer buffers
 QUICK_REPLAYS = 3  # to rank block sizes
 
-Call = Callable[[Tensor, Tensor], Any]  # fills y from x
+Call = Callable[..., Any]  # of a buffer set's tensors; fills the last of them, or returns its own
 
 
 @dataclass(frozen=True)
@@ -64,55 +65,69 @@ class Graph:
         return [a.elapsed_time(b) * 1000 / self.calls for a, b in pairwise(events)]
 
 
-def rotation(input_bytes: int, l2_bytes: int) -> tuple[int, bool]:
-    """How many buffer sets rotate for an input, and whether they keep the L2 cold: sets of an input
-    and an output, L2_FACTOR times the L2 in all unless tensors are too small for MAX_SETS of them.
+def set_count(set_bytes: int, l2_bytes: int) -> tuple[int, bool]:
+    """How many buffer sets rotate, and whether they keep the L2 cold: L2_FACTOR times the L2 in
+    all, unless tensors are too small for MAX_SETS of them.
 
-    >>> rotation(64 * 2**20, 60 * 2**20)
+    >>> set_count(128 * 2**20, 60 * 2**20)
     (2, True)
-    >>> rotation(1024, 60 * 2**20)
+    >>> set_count(2048, 60 * 2**20)
     (1024, False)
     """
-    set_bytes = max(2 * input_bytes, 1)
+    set_bytes = max(set_bytes, 1)
     count = min(max(plan.ceil_div(L2_FACTOR * l2_bytes, set_bytes), 2), MAX_SETS)
     return count, count * set_bytes >= L2_FACTOR * l2_bytes
 
 
-class Buffers:
-    """Copies of one input, with an output each, of at least three times the L2 in all."""
+def rotation(input_bytes: int, l2_bytes: int) -> tuple[int, bool]:
+    """`set_count` of sets that are an input and an output of the same size."""
+    return set_count(2 * input_bytes, l2_bytes)
 
-    def __init__(self, x: Tensor) -> None:
-        l2_bytes = torch.cuda.get_device_properties(x.device).L2_cache_size
-        count, self.is_cold = rotation(x.numel() * x.element_size(), l2_bytes)
-        self.sets = [(x.clone(), torch.empty_like(x)) for _ in range(count)]
+
+class Rotation:
+    """Buffer sets that calls take in turn; a call gets the tensors of one set."""
+
+    def __init__(self, sets: Sequence[tuple[Tensor, ...]], is_cold: bool) -> None:
+        self.sets, self.is_cold = list(sets), is_cold
         # As few as displace each other: enough for a call so slow that many would take minutes.
-        self.fewest = count // L2_FACTOR + 1
+        self.fewest = len(self.sets) // L2_FACTOR + 1
 
     def capture(self, call: Call) -> Graph:
         """A graph of calls over all buffers, at least GRAPH_US long."""
-        for x, y in self.sets[:2]:  # compiles, loads, fills the allocator
-            call(x, y)
+        for tensors in self.sets[:2]:  # compiles, loads, fills the allocator
+            call(*tensors)
         torch.cuda.synchronize()
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
-        for x, y in self.sets[:2]:
-            call(x, y)
+        for tensors in self.sets[:2]:
+            call(*tensors)
         end.record()
         end.synchronize()
         one_us = max(start.elapsed_time(end) * 1000 / 2, 1.0)
         used = self.sets[: self.fewest] if one_us > SLOW_US else self.sets
         times = max(1, plan.ceil_div(int(GRAPH_US / one_us), len(used)))
         graph = torch.cuda.CUDAGraph()
+        # What a call allocates rotates too: kept until as many others have been allocated.
+        kept: deque[Any] = deque(maxlen=len(used))
         with torch.cuda.graph(graph):
             for _ in range(times):
-                for x, y in used:
-                    call(x, y)
+                for tensors in used:
+                    kept.append(call(*tensors))
         calls = times * len(used)
         return Graph(graph, calls, calls * one_us)
 
 
+class Buffers(Rotation):
+    """Copies of one input, with an output each, of at least three times the L2 in all."""
+
+    def __init__(self, x: Tensor) -> None:
+        l2_bytes = torch.cuda.get_device_properties(x.device).L2_cache_size
+        count, is_cold = rotation(x.numel() * x.element_size(), l2_bytes)
+        super().__init__([(x.clone(), torch.empty_like(x)) for _ in range(count)], is_cold)
+
+
 def interleaved(
-    buffers: Buffers,
+    buffers: Rotation,
     contenders: dict[str, Call],
     rounds: int = ROUNDS,
     replays: int = REPLAYS,

@@ -1,4 +1,4 @@
-"""The command `online-softmax`: ladder, trace, explain, info.
+"""The command `online-softmax`: ladder, bench, trace, explain, info.
 
 Results go to standard output, all else to standard error. Exit codes: 0 all right, 1 a kernel gave
 a wrong result, 2 the command or its input is wrong, or nothing can run. Imports that cost time
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from online_softmax.lab import options
+from online_softmax.lab import benchcli, benchoptions, options
 from online_softmax.lab.usage import USAGE, Group
 
 if TYPE_CHECKING:
@@ -65,6 +65,11 @@ def start(context: typer.Context, version: options.Version = False) -> None:
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
         raise typer.Exit(USAGE)
+
+
+app.command(help=benchoptions.HELP, short_help="How fast, beside rivals and the card's limit?")(
+    benchcli.bench
+)
 
 
 @app.command(

@@ -106,7 +106,7 @@ class Run:
 
     def to_json(self) -> dict[str, Any]:
         """The run as one object of plain JSON values."""
-        rungs = [_plain({"kind": "rung", **asdict(result)}) for result in self.results]
+        rungs = [plain({"kind": "rung", **asdict(result)}) for result in self.results]
         return {"header": self._header(), "rungs": rungs}
 
     def to_lines(self) -> str:
@@ -116,7 +116,7 @@ class Run:
         return "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
 
     def _header(self) -> dict[str, Any]:
-        return _plain({"kind": "header", "format": FORMAT, **asdict(self.header)})
+        return plain({"kind": "header", "format": FORMAT, **asdict(self.header)})
 
 
 def save(run: Run, path: str | Path) -> None:
@@ -139,12 +139,12 @@ def read(path: str | Path) -> list[Run]:
         for line in lines:
             if line["kind"] == "header":
                 _must_be_ours(line.get("format", FORMAT))
-                runs.append((_record(Header, line), []))
+                runs.append((record(Header, line), []))
             elif not runs:
                 raise ValueError("no header comes first")
             else:
-                figures = tuple(_record(Figures, each) for each in line.get("figures", ()))
-                runs[-1][1].append(_record(Result, {**line, "figures": figures}))
+                figures = tuple(record(Figures, each) for each in line.get("figures", ()))
+                runs[-1][1].append(record(Result, {**line, "figures": figures}))
     except _OtherFormatError as error:
         raise ValueError(f"{path} {error}") from None
     except (ValueError, LookupError, TypeError, AttributeError) as error:
@@ -180,13 +180,14 @@ def _lines(text: str) -> list[Any]:
     return [whole["header"], *whole["rungs"]]
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A value as JSON has it: infinities and NaN become None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {str(key): _plain(each) for key, each in value.items()}
+        return {str(key): plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
+        return [plain(each) for each in value]
     return value
 
 
@@ -200,7 +201,7 @@ _KINDS: dict[str, tuple[type, ...]] = {  # by how the annotations of the records
 }
 
 
-def _record(cls: Any, values: dict[str, Any]) -> Any:
+def record(cls: Any, values: dict[str, Any]) -> Any:
     """A record from JSON: lists become tuples, names of a later format are passed over."""
     kept = {}
     for each in fields(cls):

@@ -1,0 +1,64 @@
+"""Where a benchmark runs and what times it: the GPU with the project's clock, or a test's fake."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from online_softmax.lab import bench
+from online_softmax.lab.bench import Call, Rotation, Timing
+
+VALUES = ("normal", "ascending")  # ascending: the worst for a running maximum
+DO_BENCH_WARMUP_MS, DO_BENCH_MS = 5, 40
+
+Interleaved = Callable[[Rotation, dict[str, Call], Sequence[str]], dict[str, Timing]]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where cells run and what times them."""
+
+    device: torch.device
+    l2_bytes: int
+    interleaved: Interleaved
+    quick: Interleaved  # one short round, to rank many
+    do_bench: Callable[[Callable[[], Any]], float]  # microseconds
+    free_bytes: Callable[[], int]
+    synchronize: Callable[[], None]
+    values: str = "normal"
+
+
+class Broken(RuntimeError):  # noqa: N818 a state of the device
+    """A contender left the device unusable; the message says which."""
+
+
+def gpu_setting(values: str = "normal") -> Setting:
+    """The GPU and the project's clock."""
+
+    def interleaved(
+        sets: Rotation, calls: dict[str, Call], may_fail: Sequence[str]
+    ) -> dict[str, Timing]:
+        return bench.interleaved(sets, calls, may_fail=may_fail)
+
+    def quick(sets: Rotation, calls: dict[str, Call], may_fail: Sequence[str]) -> dict[str, Timing]:
+        return bench.interleaved(sets, calls, 1, bench.QUICK_REPLAYS, may_fail)
+
+    def do_bench(call: Callable[[], Any]) -> float:
+        from triton import testing
+
+        found = testing.do_bench(
+            call, warmup=DO_BENCH_WARMUP_MS, rep=DO_BENCH_MS, return_mode="median"
+        )
+        return float(found) * 1000
+
+    def free_bytes() -> int:
+        torch.cuda.empty_cache()
+        return torch.cuda.mem_get_info()[0]
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
+    synchronize = torch.cuda.synchronize
+    return Setting(device, l2_bytes, interleaved, quick, do_bench, free_bytes, synchronize, values)

@@ -1,0 +1,197 @@
+"""What `bench` found, as records; and the file they are kept in, a line each, written at once.
+
+A header line, then a line a cell. A run that was interrupted is resumed: cells that are in the file
+are skipped, a torn last line is cut off, and what follows has a header of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from online_softmax.lab import results
+from online_softmax.lab.grid import Cell
+from online_softmax.lab.inputs import BadInput
+
+FORMAT = 1
+WHAT = "bench"  # a header says so, to be told from a ladder's
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One contender in one cell. None: not known; without a time, `why` says why."""
+
+    name: str
+    kind: str  # "ceiling", "ours" or "rival"
+    ok: bool | None = None  # agrees with float64; None: it gave nothing to compare
+    max_error: float | None = None  # largest |result - float64|
+    why: str = ""  # what is wrong, or why it did not run, or why no graph held it
+    clock: str = ""  # of the times: "graph"; "do_bench" where no graph held the call
+    median_us: float | None = None  # a call
+    p20_us: float | None = None
+    p80_us: float | None = None
+    rounds_us: tuple[float, ...] = ()  # the median of each interleaved round
+    do_bench_us: float | None = None  # a second figure: triton.testing.do_bench, median
+    gbs: float | None = None  # ideal bytes over the median, GB/s
+
+    @property
+    def spread_us(self) -> float:
+        """How far the rounds are apart."""
+        return max(self.rounds_us) - min(self.rounds_us) if self.rounds_us else 0.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """One cell's result."""
+
+    op: str
+    dtype: str
+    rows: int
+    cols: int
+    values: str  # of the input: "normal", or "ascending" in each row
+    ideal_bytes: int
+    entries: tuple[Entry, ...] = ()
+    is_cold_l2: bool | None = None
+    sets: int = 0  # buffer sets in rotation
+    checked_rows: int = 0  # of each rival's result; of ours, all rows are compared
+    seconds: float = 0.0  # that measuring took
+    why: str = ""  # why the whole cell was not measured
+
+    @property
+    def cell(self) -> Cell:
+        return Cell(self.op, self.dtype, self.rows, self.cols)
+
+    @property
+    def is_right(self) -> bool:
+        """Nothing of ours gave a wrong result."""
+        return all(e.ok is not False for e in self.entries if e.kind != "rival")
+
+    def entry(self, name: str) -> Entry | None:
+        return next((e for e in self.entries if e.name == name), None)
+
+
+@dataclass(frozen=True)
+class Header:
+    """What was run, where and how."""
+
+    date: str  # UTC, ISO 8601
+    command: str
+    device: str
+    versions: dict[str, str | None]  # the commit among them
+    machine: dict[str, Any] = field(default_factory=dict)  # driver, clocks...
+    clock: str = ""
+    rivals: dict[str, str | None] = field(default_factory=dict)  # asked for: name -> version
+    values: str = "normal"
+
+
+@dataclass(frozen=True)
+class Part:
+    """What follows one header: cells, and lines of other kinds ("tuning", "host") as they are."""
+
+    header: Header
+    rows: tuple[Row, ...]
+    others: tuple[dict[str, Any], ...] = ()
+
+
+def line(kind: str, record: Any) -> str:
+    """A record, or a dictionary, as one JSON line."""
+    values = record if isinstance(record, dict) else asdict(record)
+    return json.dumps(results.plain({"kind": kind, **values}), allow_nan=False) + "\n"
+
+
+def header_line(header: Header) -> str:
+    return line("header", {"what": WHAT, "format": FORMAT, **asdict(header)})
+
+
+def parse(text: str, name: str) -> list[Part]:
+    """The parts of a file's text; a last line without its end is passed over.
+
+    Raises:
+        BadInput: it holds something else; one line says what.
+    """
+    parts: list[tuple[Header, list[Row], list[dict[str, Any]]]] = []
+    try:
+        for raw in text[: text.rfind("\n") + 1].splitlines():
+            values = json.loads(raw)
+            if values["kind"] == "header":
+                if values["what"] != WHAT:
+                    raise ValueError(f"it holds {values['what']!r}")
+                parts.append((results.record(Header, values), [], []))
+            elif values["kind"] == "cell":
+                entries = tuple(results.record(Entry, each) for each in values["entries"])
+                parts[-1][1].append(results.record(Row, {**values, "entries": entries}))
+            else:
+                parts[-1][2].append(values)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise BadInput(f"{name} holds no results of `bench --save`: {error!r}") from None
+    if not parts:
+        raise BadInput(f"{name} holds no results of `bench --save`: it has no whole line")
+    return [Part(header, tuple(rows), tuple(others)) for header, rows, others in parts]
+
+
+def read(paths: Iterable[Path]) -> list[Part]:
+    """The parts of several files, in order.
+
+    Raises:
+        BadInput: a file cannot be read, or holds something else.
+    """
+    parts: list[Part] = []
+    for path in paths:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadInput(f"{path} cannot be read: {error}") from None
+        parts += parse(text, str(path))
+    return parts
+
+
+def latest(parts: Iterable[Part]) -> list[Row]:
+    """Every cell once, as it was measured last, in the order of the first time."""
+    found: dict[tuple[Cell, str], Row] = {}
+    for part in parts:
+        for row in part.rows:
+            found[row.cell, row.values] = row
+    return list(found.values())
+
+
+class Log:
+    """The file of a run; without a path nothing is kept."""
+
+    def __init__(self, path: Path | None, resume: bool = False) -> None:
+        """Raises BadInput for a file that is there already, unless `resume` goes on with it."""
+        self.path = path
+        self.kept: list[Part] = []
+        if path is None or not path.exists() or not path.stat().st_size:
+            return
+        if not resume:
+            raise BadInput(f"{path} is there already: --resume goes on with it")
+        whole = path.read_bytes()
+        end = whole.rfind(b"\n") + 1
+        if not end:  # torn in its first line: nothing to go on with
+            os.truncate(path, 0)
+            return
+        self.kept = parse(whole[:end].decode("utf-8", "replace"), str(path))
+        if end < len(whole):
+            os.truncate(path, end)
+
+    def has(self, cell: Cell, values: str) -> bool:
+        """Whether a cell was measured, or given up, before."""
+        return any(r.cell == cell and r.values == values for part in self.kept for r in part.rows)
+
+    @property
+    def sources(self) -> set[str | None]:
+        """The digests of the kernel sources that made what is in the file."""
+        return {part.header.versions.get("sources") for part in self.kept}
+
+    def write(self, text: str) -> None:
+        """Append whole lines; they are on the disk when this returns."""
+        if self.path is None:
+            return
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())

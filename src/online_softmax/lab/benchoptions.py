@@ -1,0 +1,63 @@
+"""What `bench` says of itself: help text and options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from online_softmax.lab.options import Json, option
+
+NARROWEST = 110  # columns that the tables need
+
+HELP = """Time operations beside what memory allows and beside rivals, on a grid of shapes.
+
+OP: softmax, log_softmax, softmax_backward, log_softmax_backward, logsumexp. Every contender is \
+compared with float64 first: what is wrong gets no time. Rivals other than torch are timed where \
+the grid asks for them; one that refuses is a row with its reason.
+
+\b
+Examples:
+  online-softmax bench softmax --grid big --save run.jsonl
+  online-softmax bench softmax logsumexp --grid all --shard 0/4 --resume --save run.jsonl
+  online-softmax bench softmax --cells 4096x50257,1x1048576 --dtype bf16
+  online-softmax bench softmax --grid small --list
+  online-softmax bench --from run.jsonl more.jsonl
+  online-softmax bench --tune softmax --grid odd --save tuning.jsonl
+  online-softmax bench --host 8,1024"""
+
+Ops = Annotated[list[str] | None, typer.Argument(metavar="OP", show_default=False, hidden=True)]
+Grid = Annotated[
+    str, option("big (2^27 elements a cell), small (few rows), odd (vocabularies) or all.", "NAME")
+]
+Cells = Annotated[str, option("These shapes in place of a grid.", "ROWSxCOLS,...", "--cells")]
+Types = Annotated[str, option("Default: bf16,fp16,fp32.", "TYPE,TYPE", "--dtype")]
+Against = Annotated[
+    str,
+    option("Rivals; torch always is one. Default: torch,compile,quack,liger.", "NAME,NAME"),
+]
+Values = Annotated[
+    str, option("normal, or ascending in each row, the worst for a running maximum.", "NAME")
+]
+Shard = Annotated[str, option("Every n-th cell from the i-th.", "I/N")]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on with the file of --save; what it has is skipped.")
+]
+Save = Annotated[Path | None, option("Keep each cell as a JSON line, when it is done.", "FILE")]
+Listed = Annotated[
+    bool, typer.Option("--list", help="Run nothing; show the cells and their bytes.")
+]
+Stored = Annotated[
+    list[Path] | None,
+    option("Run nothing; show what was kept, of several files too.", "FILE...", "--from"),
+]
+Tune = Annotated[
+    str, option("Rank every variant of an operation's kernels on the cells, and keep it.", "OP")
+]
+Host = Annotated[
+    str, option("What a softmax call of that size costs the host, such as 8,1024.", "ROWS,COLS")
+]
+
+__all__ = ["HELP", "NARROWEST", "Against", "Cells", "Grid", "Host", "Json", "Listed", "Ops"]
+__all__ += ["Resume", "Save", "Shard", "Stored", "Tune", "Types", "Values"]

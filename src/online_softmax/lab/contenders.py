@@ -1,0 +1,162 @@
+"""Who runs in a cell: the ceiling, ours, and the rivals, each as a call on a buffer set's tensors.
+
+A set is (x, y) of softmax and log_softmax, (dy, y, dx) of a backward, (x, lse) of logsumexp. A call
+fills the last of them or returns a tensor of its own. Rivals are imported when they are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module, metadata
+
+import torch
+from torch import Tensor
+
+from online_softmax import catalogue
+from online_softmax.lab import ceilings
+from online_softmax.lab.bench import Call
+from online_softmax.lab.inputs import BadInput
+
+
+class Refusal(Exception):  # noqa: N818 a state of a contender, told in its row
+    """A contender does not have this operation; the message is a sentence."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One line of a cell; `make` is called once a cell and raises Refusal where there is none."""
+
+    name: str
+    kind: str  # "ceiling", "ours" or "rival"
+    make: Callable[[], Call]
+
+
+# ---- the ceiling and ours
+
+
+CEILING: dict[str, Call] = {
+    "softmax": ceilings.copy_call,
+    "log_softmax": ceilings.copy_call,
+    "softmax_backward": ceilings.add_call,
+    "log_softmax_backward": ceilings.add_call,
+    "logsumexp": ceilings.read_call,
+}
+
+
+def _planned(x: Tensor, y: Tensor) -> None:
+    """The kernel that `softmax` chooses, with the planned numbers, on preallocated tensors."""
+    problem = catalogue.problem_of(x)
+    record, _ = catalogue.choose(problem)
+    record.run(x, y, record.numbers(problem))
+
+
+def _ours(op: str) -> Call:
+    """The package's own call of an operation on a set's tensors: the one place that names it."""
+    if op == "softmax":
+        return _planned
+    raise Refusal(f"the package has no kernel for {op} yet")
+
+
+# ---- rivals
+
+
+def _torch(op: str) -> Call:
+    calls: dict[str, Call] = {
+        "softmax": lambda x, y: torch.softmax(x, -1, out=y),
+        "log_softmax": lambda x, y: torch.log_softmax(x, -1, out=y),
+        "logsumexp": lambda x, lse: torch.logsumexp(x, -1, out=lse),
+        "softmax_backward": lambda dy, y, dx: torch.ops.aten._softmax_backward_data.out(
+            dy, y, -1, y.dtype, grad_input=dx
+        ),
+        "log_softmax_backward": lambda dy, y, dx: torch.ops.aten._log_softmax_backward_data.out(
+            dy, y, -1, y.dtype, out=dx
+        ),
+    }
+    return calls[op]
+
+
+def _compile(op: str) -> Call:
+    """The same operation as torch.compile makes it of its parts, for these sizes alone."""
+    aten = torch.ops.aten
+    functions: dict[str, Callable[..., Tensor]] = {
+        "softmax": lambda x: torch.softmax(x, -1),
+        "log_softmax": lambda x: torch.log_softmax(x, -1),
+        "logsumexp": lambda x: torch.logsumexp(x, -1),
+        "softmax_backward": lambda dy, y: aten._softmax_backward_data(dy, y, -1, y.dtype),
+        "log_softmax_backward": lambda dy, y: aten._log_softmax_backward_data(dy, y, -1, y.dtype),
+    }
+    # Each size is a recompilation of the same code; after a few, Dynamo would run it eagerly.
+    torch.compiler.reset()
+    compiled = torch.compile(functions[op], dynamic=False)
+    return lambda *tensors: compiled(*tensors[:-1])
+
+
+def _quack(op: str) -> Call:
+    if op not in ("softmax", "softmax_backward"):
+        raise Refusal(f"quack has no {op}")
+    quack = import_module("quack.softmax")
+    if op == "softmax":
+        return lambda x, y: quack.softmax_fwd(x)
+    return lambda dy, y, dx: quack.softmax_bwd(dy, y)
+
+
+def _liger(op: str) -> Call:
+    if op not in ("softmax", "softmax_backward"):
+        raise Refusal(f"liger has no {op}")
+    liger = import_module("liger_kernel.ops.softmax")
+    if op == "softmax":
+        return lambda x, y: liger._softmax_forward(x)[0]
+    settings = import_module("liger_kernel.ops.utils").calculate_settings
+
+    def backward(dy: Tensor, y: Tensor, dx: Tensor) -> Tensor:
+        block, warps = settings(dy.shape[1])  # as its forward keeps them
+        return liger._softmax_backward(dy, y, block, warps, dy.shape[1] > block)
+
+    return backward
+
+
+RIVALS: dict[str, Callable[[str], Call]] = {
+    "torch": _torch,
+    "compile": _compile,
+    "quack": _quack,
+    "liger": _liger,
+}
+PACKAGE = {"torch": "torch", "compile": "torch", "quack": "quack-kernels", "liger": "liger-kernel"}
+EVERYWHERE = ("torch",)  # the rivals of every cell; the others where grid.Cell.has_rivals
+
+
+def versions(rivals: tuple[str, ...]) -> dict[str, str | None]:
+    """What is installed of the rivals; None: it is not."""
+    found: dict[str, str | None] = {}
+    for name in rivals:
+        try:
+            found[name] = metadata.version(PACKAGE[name])
+        except metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def rivals(text: str) -> tuple[str, ...]:
+    """Rivals by name, torch always the first.
+
+    >>> rivals("quack")
+    ('torch', 'quack')
+    """
+    named = [part.strip() for part in text.split(",") if part.strip()]
+    unknown = [name for name in named if name not in RIVALS]
+    if unknown:
+        raise BadInput(f"--against {unknown[0]}: there are {', '.join(RIVALS)}")
+    return tuple(dict.fromkeys(("torch", *named)))
+
+
+def contenders(op: str, has_rivals: bool, rivals: tuple[str, ...]) -> list[Contender]:
+    """The lines of a cell, the ceiling first."""
+    lines = [
+        Contender("ceiling", "ceiling", lambda: CEILING[op]),
+        Contender("ours", "ours", lambda: _ours(op)),
+    ]
+    for name in rivals:
+        if has_rivals or name in EVERYWHERE:
+            lines.append(Contender(name, "rival", lambda name=name: RIVALS[name](op)))  # type: ignore[misc]
+    return lines

@@ -1,0 +1,146 @@
+"""Which cells a benchmark has: operations, types and shapes; where rivals are timed; bytes.
+
+A cell is one operation on one rows x cols matrix of one type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from online_softmax.lab.inputs import BadInput
+
+OPS = ("softmax", "log_softmax", "softmax_backward", "log_softmax_backward", "logsumexp")
+DTYPES = ("bfloat16", "float16", "float32")
+GRIDS = ("big", "small", "odd", "all")
+WHOLE = 2**27  # elements of a large cell: 256 MiB in 16-bit types, far past any L2
+
+# The shapes whose geometric means are the headline: powers of two and everyday odd counts.
+MAIN_COLS = (
+    128, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 1048576,
+    1000, 5000, 32001, 50257, 128257,
+)  # fmt: skip
+BIG_COLS = (
+    32, 64, 96, 128, 192, 256, 384, 512, 768, 1000, 1024, 1536, 2048, 3072, 4096, 5000, 6144, 8192,
+    12288, 16384, 32000, 32001, 32768, 50257, 50304, 65536, 100277, 128256, 128257, 131072, 151936,
+    201088, 262144, 524288, 1048576, 4194304,
+)  # fmt: skip
+ODD_COLS = (1000, 5000, 32001, 50257, 100277, 128257, 151936, 201088)  # vocabularies
+SMALL_ROWS = (1, 2, 4, 8, 16, 64, 256)
+SMALL_FROM = 1024  # columns
+RIVAL_COLS = (32001, 50257, 128257, 201088)  # rivals are timed there at any number of rows
+RIVAL_SMALL_ROWS = (1, 4, 16, 64, 256)
+RIVAL_SMALL_COLS = (1024, 32000, 65536, 128256, 262144, 1048576)
+
+# Tensors of rows x cols that an operation must move: the floor of its traffic.
+MATRICES = {
+    "softmax": 2,
+    "log_softmax": 2,
+    "softmax_backward": 3,
+    "log_softmax_backward": 3,
+    "logsumexp": 1,
+}
+JUDGE_BYTES = 2**30  # eight float64 matrices of a chunk of 2^24 elements
+ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One operation on one rows x cols matrix of one type."""
+
+    op: str
+    dtype: str
+    rows: int
+    cols: int
+
+    @property
+    def is_large(self) -> bool:
+        """As many rows as make up WHOLE elements."""
+        return self.rows == max(WHOLE // self.cols, 1)
+
+    @property
+    def is_main(self) -> bool:
+        """Among the large cells whose geometric means are the headline."""
+        return self.is_large and self.cols in MAIN_COLS
+
+    @property
+    def has_rivals(self) -> bool:
+        """Whether every rival is timed here; elsewhere torch alone, beside the ceiling."""
+        is_small = self.rows in RIVAL_SMALL_ROWS and self.cols in RIVAL_SMALL_COLS
+        return self.is_main or is_small or self.cols in RIVAL_COLS
+
+    @property
+    def ideal_bytes(self) -> int:
+        """The least that the operation moves: what goes in and what comes out, once."""
+        item = ITEM_BYTES[self.dtype]
+        sums = self.rows * item if self.op == "logsumexp" else 0
+        return MATRICES[self.op] * self.rows * self.cols * item + sums
+
+    def memory_bytes(self, sets: int, allocating: int) -> int:
+        """Device memory that a cell takes: its sets; the outputs of contenders that allocate their
+        own, kept as long as a set is; the first input in float32; and the judge's float64 rows."""
+        matrix = self.rows * self.cols * ITEM_BYTES[self.dtype]
+        outputs = 0 if self.op == "logsumexp" else (sets * allocating + 1) * matrix
+        judged = JUDGE_BYTES + 8 * 8 * self.cols
+        return sets * self.ideal_bytes + outputs + 4 * self.rows * self.cols + judged
+
+    @property
+    def text(self) -> str:
+        return f"{self.op} {self.dtype} {self.rows} x {self.cols}"
+
+
+def shapes(grid: str) -> list[tuple[int, int]]:
+    """Rows and columns of a grid, each shape once.
+
+    >>> shapes("odd")[3]
+    (2670, 50257)
+    """
+    large = {"big": BIG_COLS, "odd": ODD_COLS, "all": (*BIG_COLS, *ODD_COLS), "small": ()}[grid]
+    found = [(WHOLE // cols, cols) for cols in sorted(set(large))]
+    if grid in ("small", "all"):
+        few = [cols for cols in BIG_COLS if cols >= SMALL_FROM]
+        found += [(rows, cols) for cols in few for rows in SMALL_ROWS]
+    return list(dict.fromkeys(found))
+
+
+def cells(
+    ops: Iterable[str], dtypes: Iterable[str], matrices: Sequence[tuple[int, int]]
+) -> list[Cell]:
+    """Every cell, one operation after the other."""
+    return [Cell(op, dtype, *shape) for op in ops for dtype in dtypes for shape in matrices]
+
+
+def shard(cells: Sequence[Cell], text: str) -> list[Cell]:
+    """Every n-th cell from the i-th, for "i/n": the n shards make up the whole, none shares a cell.
+
+    Raises:
+        BadInput: the text is something else.
+    """
+    index, slash, count = text.partition("/")
+    if not (slash and index.isdecimal() and count.isdecimal() and int(index) < int(count)):
+        raise BadInput(f"--shard {text}: give i/n with i from 0 to n - 1, such as 0/4")
+    return list(cells[int(index) :: int(count)])
+
+
+def parse_shapes(text: str) -> list[tuple[int, int]]:
+    """Shapes that a person named.
+
+    >>> parse_shapes("4096x50257, 1x1048576")
+    [(4096, 50257), (1, 1048576)]
+    """
+    found = []
+    for part in text.split(","):
+        rows, cross, cols = part.strip().lower().partition("x")
+        if not (cross and rows.isdecimal() and cols.isdecimal() and int(rows) and int(cols)):
+            raise BadInput(f"--cells {part.strip()}: give ROWSxCOLS, such as 4096x50257")
+        found.append((int(rows), int(cols)))
+    return list(dict.fromkeys(found))
+
+
+def named(given: Iterable[str], known: Sequence[str], what: str) -> list[str]:
+    """Some of the known names, each once; BadInput for any other."""
+    found = list(dict.fromkeys(given))
+    unknown = [name for name in found if name not in known]
+    if unknown:
+        raise BadInput(f"{what} {unknown[0]}: there are {', '.join(known)}")
+    return found

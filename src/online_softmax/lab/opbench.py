@@ -1,0 +1,260 @@
+"""Measuring cells: correct first, then every contender in turn on one clock, a row for whatever
+refuses; each cell is written when it is done.
+
+Clock and device are a `Setting` (benchclock.py): everything else runs without a GPU too.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from online_softmax.lab import bench, benchfile, opjudge
+from online_softmax.lab.bench import Call, Rotation, Timing
+from online_softmax.lab.benchclock import Broken, Setting
+from online_softmax.lab.benchfile import Entry, Row
+from online_softmax.lab.contenders import Contender, Refusal
+from online_softmax.lab.grid import Cell
+
+SEED = 0
+CHECKED_ELEMENTS = 2**24  # of each rival's result
+REASON = 300  # characters of a rival's message that are kept
+
+Make = Callable[[Cell], Sequence[Contender]]
+
+# ---- buffers
+
+
+def _matrix(cell: Cell, setting: Setting, generator: torch.Generator) -> Tensor:
+    x = torch.randn(cell.rows, cell.cols, generator=generator, device=setting.device)
+    x = x.to(getattr(torch, cell.dtype))
+    return x.sort(-1).values if setting.values == "ascending" else x
+
+
+def buffers(cell: Cell, setting: Setting) -> Rotation:
+    """The cell's buffer sets; all hold the same values. A backward's y is a result in its type."""
+    # A failed capture leaves the default generator unusable: this one is the cell's own.
+    generator = torch.Generator(setting.device).manual_seed(SEED)
+    x = _matrix(cell, setting, generator)
+    if cell.op == "logsumexp":
+        first: tuple[Tensor, ...] = (x, x.new_empty(cell.rows))
+    elif cell.op.endswith("_backward"):
+        forward = torch.log_softmax if cell.op.startswith("log") else torch.softmax
+        first = (_matrix(cell, setting, generator), forward(x, -1), torch.empty_like(x))
+    else:
+        first = (x, torch.empty_like(x))
+    count, is_cold = bench.set_count(cell.ideal_bytes, setting.l2_bytes)
+    others = [
+        (*(t.clone() for t in first[:-1]), torch.empty_like(first[-1])) for _ in range(count - 1)
+    ]
+    return Rotation([first, *others], is_cold)
+
+
+# ---- one cell
+
+
+def said(error: BaseException) -> str:
+    """An error on one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:REASON]
+
+
+def checked_rows(cell: Cell) -> int:
+    """How many rows of a rival's result are compared with float64."""
+    return min(cell.rows, max(CHECKED_ELEMENTS // cell.cols, 2))
+
+
+def judged(
+    call: Call, cell: Cell, tensors: tuple[Tensor, ...], ulps: float, rows: int = 0
+) -> opjudge.Verdict:
+    """Run a call once, into NaN, and compare what it filled or returned with float64."""
+    tensors[-1].fill_(torch.nan)
+    made = call(*tensors)
+    result = made if isinstance(made, Tensor) else tensors[-1]
+    return opjudge.check(cell.op, tensors[:-1], result.reshape(tensors[-1].shape), ulps, rows)
+
+
+def _enter(
+    line: Contender, cell: Cell, tensors: tuple[Tensor, ...], setting: Setting
+) -> tuple[Entry, Call | None]:
+    """A contender's entry before it is timed, and its call if it may be."""
+    entry = Entry(line.name, line.kind)
+    is_ours = line.kind == "ours"
+    try:
+        call = line.make()
+        if line.kind == "ceiling":
+            return entry, call
+        ulps, rows = (opjudge.OUR_ULPS, 0) if is_ours else (opjudge.RIVAL_ULPS, checked_rows(cell))
+        verdict = judged(call, cell, tensors, ulps, rows)
+        setting.synchronize()
+    except Refusal as refusal:
+        return replace(entry, why=str(refusal)), None
+    except Exception as error:
+        if line.kind == "ceiling":
+            raise
+        alive(setting, line.name, cell, error)
+        return replace(entry, ok=False if is_ours else None, why=said(error)), None
+    entry = replace(entry, ok=verdict.ok, max_error=verdict.max_error)
+    return (entry, call) if verdict.ok else (replace(entry, why=f"wrong: {verdict.why}"), None)
+
+
+def alive(setting: Setting, name: str, cell: Cell, error: BaseException) -> None:
+    """Raise Broken where an error has left the device unusable."""
+    try:
+        setting.synchronize()
+    except RuntimeError:
+        raise Broken(f"{name} on {cell.text} left the device unusable: {said(error)}") from error
+
+
+def lacking(cell: Cell, allocating: int, setting: Setting) -> str:
+    """What device memory lacks for a cell whose contenders' outputs are so many, a sentence; "":
+    nothing."""
+    count, _ = bench.set_count(cell.ideal_bytes, setting.l2_bytes)
+    needed, there = cell.memory_bytes(count, allocating), setting.free_bytes()
+    if needed > there:
+        gc.collect()  # takes half a second, so not at every cell
+        there = setting.free_bytes()
+    if needed <= there:
+        return ""
+    return f"it would take {needed / 2**30:,.1f} GiB; {there / 2**30:,.1f} GiB are free"
+
+
+def measure(cell: Cell, lines: Sequence[Contender], setting: Setting) -> Row:
+    """Judge and time a cell's contenders."""
+    start = time.perf_counter()
+    row = Row(cell.op, cell.dtype, cell.rows, cell.cols, setting.values, cell.ideal_bytes)
+    why = lacking(cell, sum(line.kind == "rival" for line in lines), setting)
+    if why:
+        return replace(row, why=why)
+    sets = buffers(cell, setting)
+    entries: dict[str, Entry] = {}
+    calls: dict[str, Call] = {}
+    for line in lines:
+        entries[line.name], call = _enter(line, cell, sets.sets[0], setting)
+        if call:
+            calls[line.name] = call
+    # Only the ceiling must not fail: without it the cell says nothing.
+    may_fail = [line.name for line in lines if line.kind != "ceiling"]
+    timings = setting.interleaved(sets, calls, may_fail)
+    for name, call in calls.items():
+        entries[name] = _timed(entries[name], call, timings[name], sets.sets[0], cell, setting)
+    return replace(
+        row,
+        entries=tuple(entries.values()),
+        is_cold_l2=sets.is_cold,
+        sets=len(sets.sets),
+        checked_rows=checked_rows(cell),
+        seconds=round(time.perf_counter() - start, 2),
+    )
+
+
+def _timed(
+    entry: Entry,
+    call: Call,
+    timing: Timing,
+    tensors: tuple[Tensor, ...],
+    cell: Cell,
+    setting: Setting,
+) -> Entry:
+    try:
+        do_bench_us = setting.do_bench(lambda: call(*tensors))
+    except Exception as error:  # noqa: BLE001  a row; the run goes on while the device does
+        alive(setting, entry.name, cell, error)
+        why = timing.refused or said(error)
+        return replace(entry, why=why) if timing.refused else _with_graph(entry, timing, cell)
+    if timing.refused:
+        why = f"no graph holds it, timed by do_bench: {timing.refused}"
+        gbs = cell.ideal_bytes / do_bench_us / 1e3
+        return replace(
+            entry,
+            why=why,
+            clock="do_bench",
+            median_us=do_bench_us,
+            do_bench_us=do_bench_us,
+            gbs=gbs,
+        )  # fmt: skip
+    return replace(_with_graph(entry, timing, cell), do_bench_us=do_bench_us)
+
+
+def _with_graph(entry: Entry, timing: Timing, cell: Cell) -> Entry:
+    return replace(
+        entry,
+        clock="graph",
+        median_us=timing.median_us,
+        p20_us=timing.p20_us,
+        p80_us=timing.p80_us,
+        rounds_us=timing.rounds_us,
+        gbs=cell.ideal_bytes / timing.median_us / 1e3,
+    )
+
+
+# ---- many cells
+
+
+class Pace:
+    """How long the rest will take, from what was measured: cells with every rival take longer."""
+
+    def __init__(self) -> None:
+        self.spent: dict[bool, list[float]] = {True: [], False: []}
+
+    def add(self, cell: Cell, seconds: float) -> None:
+        self.spent[cell.has_rivals].append(seconds)
+
+    def left(self, cells: Sequence[Cell]) -> float | None:
+        """Seconds; None before anything was measured."""
+        every = self.spent[True] + self.spent[False]
+        if not every:
+            return None
+        mean = {kind: sum(s or every) / len(s or every) for kind, s in self.spent.items()}
+        return sum(mean[cell.has_rivals] for cell in cells)
+
+
+Progress = Callable[[str, int, int, float | None], None]  # what is next, done, in all, seconds left
+
+
+def each(
+    todo: Sequence[Cell],
+    one: Callable[[Cell], str],
+    log: benchfile.Log,
+    header: benchfile.Header,
+    progress: Progress | None,
+    emit: Callable[[str], None] | None,
+) -> None:
+    """Measure each cell by `one`, which gives its line; write, and give `emit`, each line at once,
+    the header before the first."""
+    pace = Pace()
+    for done, cell in enumerate(todo):
+        if progress:
+            progress(cell.text, done, len(todo), pace.left(todo[done:]))
+        start = time.perf_counter()
+        text = one(cell)
+        pace.add(cell, time.perf_counter() - start)
+        text = text if done else benchfile.header_line(header) + text
+        log.write(text)
+        if emit:
+            emit(text)
+
+
+def run(
+    cells: Sequence[Cell],
+    make: Make,
+    setting: Setting,
+    log: benchfile.Log,
+    header: benchfile.Header,
+    progress: Progress | None = None,
+    emit: Callable[[str], None] | None = None,
+) -> list[Row]:
+    """Measure the cells that the log does not have."""
+    rows: list[Row] = []
+
+    def one(cell: Cell) -> str:
+        rows.append(measure(cell, make(cell), setting))
+        return benchfile.line("cell", rows[-1])
+
+    todo = [cell for cell in cells if not log.has(cell, setting.values)]
+    each(todo, one, log, header, progress, emit)
+    return rows

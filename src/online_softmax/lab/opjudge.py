@@ -1,0 +1,113 @@
+"""Judging any operation's result against float64, in chunks of rows, so that memory is bounded.
+
+The bound of an element is an absolute share (ATOL) of the sizes that the operation adds and
+subtracts, a relative one (RTOL), and the rounding to the output's type: half a unit in the last
+place for ours, RIVAL_ULPS for rivals, of which torch.logsumexp rounds three times in 16-bit types.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from online_softmax.lab.judge import Verdict
+
+CHUNK = 2**24  # float64 elements compared at a time
+RTOL = 1e-5  # float32 arithmetic: exp, the sum, the division
+ATOL = 1e-5
+PROBABILITY_ATOL = 1e-8  # of the row's largest: far below it exp loses digits
+OUR_ULPS, RIVAL_ULPS = 0.5, 2.0
+
+Wanted = tuple[Tensor, Tensor]  # the float64 result, and the sizes that ATOL is a share of
+
+
+def _softmax(x: Tensor) -> Wanted:
+    y = torch.softmax(x, -1)
+    return y, y.amax(-1, keepdim=True).expand_as(y) * (PROBABILITY_ATOL / ATOL)
+
+
+def _log_softmax(x: Tensor) -> Wanted:
+    y = torch.log_softmax(x, -1)
+    return y, torch.ones_like(y)  # log d, and x - m, have float32's error of numbers of about 1
+
+
+def _logsumexp(x: Tensor) -> Wanted:
+    lse = torch.logsumexp(x, -1)
+    return lse, torch.ones_like(lse)
+
+
+def _softmax_backward(dy: Tensor, y: Tensor) -> Wanted:
+    terms = dy * y
+    dx = y * (dy - terms.sum(-1, keepdim=True))
+    return dx, y * (dy.abs() + terms.abs().sum(-1, keepdim=True))
+
+
+def _log_softmax_backward(dy: Tensor, y: Tensor) -> Wanted:
+    probability = y.exp()
+    dx = dy - probability * dy.sum(-1, keepdim=True)
+    return dx, dy.abs() + probability * dy.abs().sum(-1, keepdim=True)
+
+
+WANTED: dict[str, Callable[..., Wanted]] = {
+    "softmax": _softmax,
+    "log_softmax": _log_softmax,
+    "logsumexp": _logsumexp,
+    "softmax_backward": _softmax_backward,
+    "log_softmax_backward": _log_softmax_backward,
+}
+
+
+def check(
+    op: str, inputs: Sequence[Tensor], got: Tensor, ulps: float = OUR_ULPS, rows: int = 0
+) -> Verdict:
+    """Judge a result of an operation along the last dimension of (rows, cols) inputs.
+
+    Args:
+        op: a name of WANTED.
+        inputs: x, or dy and y of a backward, each (rows, cols).
+        got: the result: (rows, cols), of logsumexp (rows,), in the inputs' type or float32.
+        ulps: of the output's own rounding.
+        rows: how many rows to compare, evenly spread, the first and last among them; 0: all.
+    """
+    whole = inputs[0]
+    shape = whole.shape[:1] if op == "logsumexp" else whole.shape
+    if got.shape != shape or got.dtype not in (whole.dtype, torch.float32):
+        given, wanted = f"{tuple(got.shape)} {got.dtype}", f"{tuple(shape)} {whole.dtype}"
+        return Verdict(False, math.nan, f"the result is {given}, should be {wanted}")
+    if rows and rows < len(whole):
+        places = [i * (len(whole) - 1) // max(rows - 1, 1) for i in range(rows)]
+        return _check(op, [t[places] for t in inputs], got[places], places, ulps)
+    return _check(op, inputs, got, range(len(whole)), ulps)
+
+
+def _check(
+    op: str, inputs: Sequence[Tensor], got: Tensor, places: Sequence[int], ulps: float
+) -> Verdict:
+    eps = torch.finfo(got.dtype).eps
+    spacing = ulps * torch.finfo(got.dtype).smallest_normal * eps  # near 0
+    rtol = RTOL + (0.0 if got.dtype == torch.float32 else ulps * eps)
+    step = max(CHUNK // max(inputs[0].shape[1], 1), 1)
+    worst = 0.0
+    for start in range(0, len(got), step):
+        part = slice(start, start + step)
+        want, sizes = WANTED[op](*(t[part].double() for t in inputs))
+        found = got[part].double()
+        off = (found - want).abs()
+        allowed = rtol * want.abs() + ATOL * sizes + spacing
+        right = torch.where(want.isnan(), found.isnan(), want.isfinite() & (off <= allowed))
+        right |= found == want  # infinities
+        worst = max(worst, float(off.nan_to_num(0.0, posinf=0.0).max()))
+        if not bool(right.all()):
+            where = [int(i) for i in (~right).nonzero()[0]]
+            at = tuple(where)
+            place = ", ".join(map(str, (places[start + where[0]], *where[1:])))
+            why = (
+                f"[{place}] is {float(got[part][at]):.9g}, should be {float(want[at]):.9g} "
+                f"(allowed error {float(allowed[at]):.2g}); {int((~right).sum())} of "
+                f"{right.numel()} compared there are wrong"
+            )
+            return Verdict(False, worst, why)
+    return Verdict(True, worst)

@@ -1,0 +1,163 @@
+"""Which launch numbers are fastest: every variant of a cell judged, ranked and kept as evidence.
+
+What may be tried comes from `variants`; what is found goes into plan.py by hand, with this as the
+reason. Nothing tunes at run time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from online_softmax import catalogue, plan
+from online_softmax.lab import bench, benchfile, opbench, opjudge
+from online_softmax.lab.bench import Call
+from online_softmax.lab.benchclock import Setting
+from online_softmax.lab.contenders import CEILING
+from online_softmax.lab.grid import Cell
+from online_softmax.lab.inputs import BadInput
+from online_softmax.plan import Problem
+
+FINALISTS = 3  # of the quick ranking, timed again in interleaved rounds
+SHOWN = 5  # variants of a cell in a table
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One kernel with one set of launch numbers, as a call on a buffer set's tensors."""
+
+    kernel: str
+    numbers: dict[str, Any]  # kept with the result, enough to launch it again
+    call: Call
+    is_planned: bool = False  # what the planner chooses today
+
+    @property
+    def name(self) -> str:
+        given = ", ".join(f"{key} {value}" for key, value in self.numbers.items())
+        return f"{self.kernel}: {given}"
+
+
+Variants = Callable[[str, Problem], list[Variant]]
+
+
+def variants(op: str, problem: Problem) -> list[Variant]:
+    """Every kernel and block size that may run a problem.
+
+    Raises:
+        BadInput: the operation has no kernels to choose from.
+    """
+    if op != "softmax":
+        raise BadInput(f"--tune {op}: the package has variants of softmax alone")
+    chosen, _ = catalogue.choose(problem)
+    planned = (chosen.name, chosen.numbers(problem))
+    found = []
+    for record in catalogue.KERNELS.values():
+        known = record.backend in ("cuda", "triton") and catalogue.lacks(record.backend) is None
+        if not known or record.reasons(problem):
+            continue
+        for numbers in plan.sweep(record.name, problem):
+            kept = {k: v for k, v in asdict(numbers).items() if v and k != "why"}
+            call = partial(_run, record, numbers)
+            found.append(Variant(record.name, kept, call, (record.name, numbers) == planned))
+    return found
+
+
+def _run(record: catalogue.Kernel, numbers: plan.Numbers, *tensors: torch.Tensor) -> None:
+    record.run(tensors[0], tensors[1], numbers)
+
+
+def tune(cell: Cell, setting: Setting, source: Variants = variants) -> dict[str, Any]:
+    """Rank a cell's variants, as a line to keep: wrong ones have a reason, the best three and the
+    planned one a time beside the ceiling."""
+    line: dict[str, Any] = {**asdict(cell), "values": setting.values, "ranking": []}
+    why = opbench.lacking(cell, 0, setting)
+    if why:
+        return line | {"why": why}
+    sets = opbench.buffers(cell, setting)
+    problem = catalogue.problem_of(sets.sets[0][0])
+    tried = {each.name: each for each in source(cell.op, problem)}
+    found = {name: _judged(each, cell, sets, setting) for name, each in tried.items()}
+    right = {name: tried[name].call for name, entry in found.items() if not entry["why"]}
+    quick = setting.quick(sets, right, list(right))
+    for name, timing in quick.items():
+        found[name] |= {"why": timing.refused} if timing.refused else {"quick_us": timing.median_us}
+    order = sorted(found, key=lambda name: found[name].get("quick_us", float("inf")))
+    last = [n for n in order[:FINALISTS] if "quick_us" in found[n]]
+    last += [n for n in order if tried[n].is_planned and n in right and n not in last]
+    calls = {"ceiling": CEILING[cell.op], **{name: right[name] for name in last}}
+    for name, timing in setting.interleaved(sets, calls, last).items():
+        if name == "ceiling":
+            line["ceiling_us"] = timing.median_us
+        elif not timing.refused:
+            found[name] |= {"median_us": timing.median_us, "rounds_us": timing.rounds_us}
+    return line | {"arch": problem.arch, "ranking": [found[name] for name in order]}
+
+
+def _judged(variant: Variant, cell: Cell, sets: bench.Rotation, setting: Setting) -> dict[str, Any]:
+    entry: dict[str, Any] = {"kernel": variant.kernel, "numbers": variant.numbers, "why": ""}
+    entry |= {"is_planned": variant.is_planned}
+    try:
+        rows = opbench.checked_rows(cell)
+        verdict = opbench.judged(variant.call, cell, sets.sets[0], opjudge.OUR_ULPS, rows)
+        setting.synchronize()
+    except Exception as error:  # noqa: BLE001  numbers that do not launch: a row
+        opbench.alive(setting, variant.name, cell, error)
+        return entry | {"why": opbench.said(error)}
+    return entry | {"why": "" if verdict.ok else f"wrong: {verdict.why}"}
+
+
+def is_kept(log: benchfile.Log, cell: Cell, values: str) -> bool:
+    """Whether the log has this cell's ranking."""
+    wanted = {**asdict(cell), "values": values}
+    return any(
+        each["kind"] == "tuning" and all(each[key] == value for key, value in wanted.items())
+        for part in log.kept
+        for each in part.others
+    )
+
+
+def table(line: dict[str, Any]) -> tuple[str, tuple[str, ...], tuple[tuple[str, ...], ...], int]:
+    """A kept ranking as title, heading, rows and how many columns are words."""
+    ceiling = line.get("ceiling_us")
+    rows = []
+    for place, each in enumerate(line["ranking"]):
+        if place >= SHOWN and not each["is_planned"]:
+            continue
+        us = each.get("median_us") or each.get("quick_us")
+        numbers = ", ".join(f"{key} {value}" for key, value in each["numbers"].items())
+        rows.append(
+            (each["kernel"], numbers + (" (planned)" if each["is_planned"] else ""),
+             f"{us:.2f}" if us else each["why"] or "—",
+             f"{ceiling / us:.3f}" if us and ceiling else "—")
+        )  # fmt: skip
+    tried = len(line["ranking"])
+    size = f"{line['rows']:,} x {line['cols']:,}"
+    title = f"{line['op']} {line['dtype']} {size}: the best of {tried} variants"
+    if line.get("why"):
+        title = f"{line['op']} {line['dtype']} {size}: {line['why']}"
+    return title, ("kernel", "numbers", "µs", "of ceiling"), tuple(rows), 2
+
+
+def run(
+    cells: Sequence[Cell],
+    setting: Setting,
+    log: benchfile.Log,
+    header: benchfile.Header,
+    progress: opbench.Progress | None = None,
+    emit: Callable[[str], None] | None = None,
+    source: Variants = variants,
+) -> list[dict[str, Any]]:
+    """Rank the variants of every cell that the log does not have; each is written at once."""
+    todo = [cell for cell in cells if not is_kept(log, cell, setting.values)]
+    done: list[dict[str, Any]] = []
+
+    def one(cell: Cell) -> str:
+        done.append({"kind": "tuning", **tune(cell, setting, source)})
+        return benchfile.line("tuning", done[-1])
+
+    opbench.each(todo, one, log, header, progress, emit)
+    return done

@@ -1,0 +1,335 @@
+"""Measuring cells without a GPU: correct first, refusals, the file, resuming, the time left."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench_kit import HEADER, SPREAD, lines, returning, right, setting, wrong
+from online_softmax.lab import benchclock, benchfile, contenders, grid, opbench
+from online_softmax.lab.benchfile import Log
+from online_softmax.lab.contenders import Contender, Refusal
+from online_softmax.lab.grid import Cell
+from online_softmax.lab.inputs import BadInput
+
+CELL = Cell("softmax", "float32", 5, 40)
+BACKWARD = Cell("softmax_backward", "bfloat16", 5, 40)
+
+
+def failing(message: str):
+    def call(*tensors):
+        raise RuntimeError(message)
+
+    return call
+
+
+# ---- one cell
+
+
+@pytest.mark.parametrize("op", grid.OPS)
+@pytest.mark.parametrize("dtype", grid.DTYPES)
+def test_every_operation_is_judged_and_timed(op: str, dtype: str):
+    cell = Cell(op, dtype, 5, 40)
+    us = {"ceiling": 10.0, "ours": 12.5, "theirs": 20.0}
+    row = opbench.measure(cell, lines(op, theirs=returning(op)), setting(us))
+    assert [(e.name, e.kind, e.ok, e.median_us) for e in row.entries] == [
+        ("ceiling", "ceiling", None, 10.0),
+        ("ours", "ours", True, 12.5),
+        ("theirs", "rival", True, 20.0),
+    ]
+    ours = row.entry("ours")
+    assert ours.gbs == pytest.approx(cell.ideal_bytes / 12.5e3)
+    assert ours.rounds_us == pytest.approx((12.5 * (1 - SPREAD), 12.5, 12.5 * (1 + SPREAD)))
+    assert (ours.clock, ours.do_bench_us, ours.why) == ("graph", 77.0, "")
+    assert row.is_right
+    assert row.ideal_bytes == cell.ideal_bytes
+    assert row.is_cold_l2 is True
+    assert row.sets * cell.ideal_bytes >= 3 * 4096
+
+
+def test_ours_wrong_has_no_time():
+    row = opbench.measure(
+        CELL, lines("softmax", wrong("softmax"), theirs=right("softmax")), setting()
+    )
+    ours = row.entry("ours")
+    assert (ours.ok, ours.median_us, ours.do_bench_us) == (False, None, None)
+    assert ours.why.startswith("wrong: [4, 39] is ")
+    assert ours.max_error == pytest.approx(1, abs=1e-5)
+    assert not row.is_right
+    assert row.entry("theirs").median_us == 100.0
+
+
+def test_ours_raising_is_wrong_and_the_rest_is_timed():
+    row = opbench.measure(CELL, lines("softmax", failing("no such kernel")), setting())
+    assert row.entry("ours").ok is False
+    assert row.entry("ours").why == "RuntimeError: no such kernel"
+    assert row.entry("ceiling").median_us == 100.0
+
+
+def test_an_operation_without_a_kernel_is_a_refusal_and_not_an_error():
+    with pytest.raises(Refusal, match="no kernel for the_next yet"):
+        contenders._ours("the_next")
+    ours = Contender("ours", "ours", lambda: contenders._ours("the_next"))
+    row = opbench.measure(CELL, [lines("softmax")[0], ours], setting())
+    assert row.entry("ours").why == "the package has no kernel for the_next yet"
+    assert (row.entry("ours").ok, row.entry("ours").median_us) == (None, None)
+    assert row.is_right
+
+
+def test_rivals_that_refuse_are_wrong_or_cannot_be_captured():
+    def missing():
+        raise ModuleNotFoundError("No module named 'quack'")
+
+    found = lines(
+        "softmax", refuses=failing("cols must\nbe even"), wrong=wrong("softmax"),
+        synchronises=returning("softmax"),
+    )  # fmt: skip
+    found.append(Contender("absent", "rival", missing))
+    row = opbench.measure(CELL, found, setting({"ours": 50.0}, uncaptured=["synchronises"]))
+    assert row.is_right
+    refuses, bad, synchronises, absent = row.entries[2:]
+    assert (refuses.why, refuses.ok) == ("RuntimeError: cols must be even", None)
+    assert (bad.ok, bad.median_us) == (False, None)
+    assert absent.why == "ModuleNotFoundError: No module named 'quack'"
+    assert (synchronises.clock, synchronises.median_us) == ("do_bench", 77.0)
+    assert synchronises.why == (
+        "no graph holds it, timed by do_bench: RuntimeError: it synchronises"
+    )
+    assert row.entry("ours").median_us == 50.0
+
+
+def test_a_result_left_from_the_contender_before_is_not_taken():
+    """Outputs arrive full of NaN: who writes nothing is wrong, whoever ran before."""
+    row = opbench.measure(CELL, lines("softmax", idle=lambda *tensors: None), setting())
+    assert "is nan" in row.entry("idle").why
+
+
+def test_rivals_are_compared_on_a_sample_and_ours_on_all(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(opbench, "CHECKED_ELEMENTS", 2 * CELL.cols)
+
+    def second_row_wrong(x, y):
+        right("softmax")(x, y)
+        y[1] += 1
+
+    found = lines("softmax", second_row_wrong, theirs=second_row_wrong)
+    row = opbench.measure(CELL, found, setting())
+    assert (row.checked_rows, row.entry("theirs").ok, row.entry("ours").ok) == (2, True, False)
+
+
+def test_a_dead_device_ends_the_run(tmp_path: Path):
+    def dead():
+        raise RuntimeError("an illegal memory access")
+
+    log = Log(tmp_path / "run.jsonl")
+    cells = [CELL, Cell("softmax", "float32", 2, 8)]
+    calls = {cells[0]: right("softmax"), cells[1]: failing("misaligned address")}
+    here = setting(synchronize=lambda: None)
+    alive = opbench.run(cells[:1], lambda cell: lines("softmax"), here, log, HEADER)
+    assert alive[0].is_right
+    with pytest.raises(benchclock.Broken, match="ours on softmax float32 2 x 8 left the device"):
+        opbench.measure(cells[1], lines("softmax", calls[cells[1]]), setting(synchronize=dead))
+    assert benchfile.read([log.path])[0].rows[0].cell == CELL
+
+
+def test_a_cell_that_does_not_fit_is_a_row():
+    row = opbench.measure(CELL, lines("softmax"), setting(free_bytes=2**20))
+    assert row.entries == ()
+    assert "GiB are free" in row.why
+
+
+def test_ascending_values_rise_in_every_row():
+    found = opbench.buffers(CELL, setting(values="ascending"))
+    x = found.sets[0][0]
+    assert bool((x.diff(dim=-1) >= 0).all())
+    assert not bool((opbench.buffers(CELL, setting()).sets[0][0].diff(dim=-1) >= 0).all())
+    row = opbench.measure(CELL, lines("softmax"), setting(values="ascending"))
+    assert row.values == "ascending"
+
+
+def test_a_backward_gets_a_forward_s_result():
+    dy, y, dx = opbench.buffers(BACKWARD, setting()).sets[1]
+    assert y.float().sum(-1).sub(1).abs().max() < 0.02
+    assert (dy.dtype, dx.shape) == (torch.bfloat16, y.shape)
+    logs = opbench.buffers(Cell("log_softmax_backward", "float32", 5, 40), setting()).sets[0][1]
+    assert logs.exp().sum(-1).sub(1).abs().max() < 1e-5
+
+
+# ---- the contenders
+
+
+@pytest.mark.parametrize("op", grid.OPS)
+def test_torch_is_right(op: str):
+    cell = Cell(op, "float32", 5, 40)
+    found = contenders.contenders(op, False, ("torch", "quack"))
+    assert [line.name for line in found] == ["ceiling", "ours", "torch"]
+    row = opbench.measure(cell, [lines(op)[0], found[2]], setting())
+    assert row.entry("torch").ok, row.entry("torch").why
+
+
+def test_ours_is_right():
+    found = contenders.contenders("softmax", True, ("torch",))
+    row = opbench.measure(CELL, [lines("softmax")[0], found[1]], setting())
+    assert row.entry("ours").ok
+
+
+def test_how_quack_and_liger_are_called(monkeypatch: pytest.MonkeyPatch):
+    for name in ("quack", "liger_kernel", "liger_kernel.ops"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    quack, liger = types.ModuleType("quack.softmax"), types.ModuleType("liger_kernel.ops.softmax")
+    utils = types.ModuleType("liger_kernel.ops.utils")
+    quack.softmax_fwd, quack.softmax_bwd = returned("softmax"), returned("softmax_backward")
+    liger._softmax_forward = lambda x: (returned("softmax")(x), 64, 4, False)
+    utils.calculate_settings = lambda cols: (64, 4)
+
+    def backward(dy, y, block, warps, is_multi):
+        assert (block, warps, is_multi) == (64, 4, False)
+        return returned("softmax_backward")(dy, y)
+
+    liger._softmax_backward = backward
+    for module in (quack, liger, utils):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    for cell in (CELL, BACKWARD):
+        found = contenders.contenders(cell.op, True, ("torch", "quack", "liger"))
+        row = opbench.measure(cell, [lines(cell.op)[0], *found[3:]], setting())
+        assert [(e.name, e.ok) for e in row.entries[1:]] == [("quack", True), ("liger", True)], row
+
+
+def returned(op: str):
+    return lambda *inputs: returning(op)(*inputs, inputs[0])
+
+
+def test_what_rivals_lack_is_a_sentence():
+    for op in ("log_softmax", "logsumexp", "log_softmax_backward"):
+        for name in ("quack", "liger"):
+            with pytest.raises(Refusal, match=f"{name} has no {op}"):
+                contenders.RIVALS[name](op)
+
+
+def test_rivals_by_name():
+    assert contenders.rivals("") == ("torch",)
+    assert contenders.rivals("liger, torch") == ("torch", "liger")
+    with pytest.raises(BadInput, match="--against cudnn"):
+        contenders.rivals("torch,cudnn")
+
+
+# ---- the file
+
+
+def cells(count: int) -> list[Cell]:
+    return [Cell("softmax", "float32", 2, 8 + n) for n in range(count)]
+
+
+def make(cell: Cell) -> list[Contender]:
+    return lines(cell.op, theirs=right(cell.op))
+
+
+def test_each_cell_is_written_at_once(tmp_path: Path):
+    log, seen = Log(tmp_path / "run.jsonl"), []
+
+    def progress(text: str, done: int, total: int, left: float | None) -> None:
+        seen.append((done, total, left is None, log.path.exists()))
+        if done:
+            assert len(log.path.read_text().splitlines()) == 1 + done
+
+    emitted: list[str] = []
+    opbench.run(cells(3), make, setting(), log, HEADER, progress, emitted.append)
+    assert seen == [(0, 3, True, False), (1, 3, False, True), (2, 3, False, True)]
+    assert "".join(emitted) == log.path.read_text()
+    header, *rows = [json.loads(each) for each in log.path.read_text().splitlines()]
+    assert (header["kind"], header["what"], header["command"]) == (
+        "header",
+        "bench",
+        HEADER.command,
+    )
+    assert [(row["kind"], row["cols"]) for row in rows] == [("cell", 8), ("cell", 9), ("cell", 10)]
+
+
+def test_what_is_read_is_what_was_measured(tmp_path: Path):
+    log = Log(tmp_path / "run.jsonl")
+    rows = opbench.run(cells(2), make, setting(), log, HEADER)
+    part = benchfile.read([log.path])[0]
+    assert (part.header, list(part.rows)) == (HEADER, rows)
+
+
+@pytest.mark.parametrize("torn", ["", '{"kind": "cell", "op": "softm', '{"kind": "cell"}'])
+def test_resuming_skips_what_is_there_and_cuts_a_torn_line(tmp_path: Path, torn: str):
+    path = tmp_path / "run.jsonl"
+    opbench.run(cells(2), make, setting(), Log(path), HEADER)
+    before = path.read_text()
+    path.write_text(before + torn)
+    measured = []
+
+    def counted(cell: Cell) -> list[Contender]:
+        measured.append(cell)
+        return make(cell)
+
+    opbench.run(cells(4), counted, setting(), Log(path, resume=True), HEADER)
+    assert measured == cells(4)[2:]
+    assert path.read_text().startswith(before)
+    parts = benchfile.read([path])
+    assert [len(part.rows) for part in parts] == [2, 2]
+    assert [row.cell for row in benchfile.latest(parts)] == cells(4)
+    whole = path.read_text()
+    assert opbench.run(cells(4), counted, setting(), Log(path, resume=True), HEADER) == []
+    assert path.read_text() == whole
+
+
+def test_resuming_a_file_that_was_torn_in_its_first_line(tmp_path: Path):
+    path = tmp_path / "run.jsonl"
+    path.write_text('{"kind": "hea')
+    opbench.run(cells(1), make, setting(), Log(path, resume=True), HEADER)
+    assert [row.cell for row in benchfile.read([path])[0].rows] == cells(1)
+
+
+def test_other_values_are_other_cells(tmp_path: Path):
+    path = tmp_path / "run.jsonl"
+    opbench.run(cells(1), make, setting(), Log(path), HEADER)
+    log = Log(path, resume=True)
+    assert log.has(cells(1)[0], "normal")
+    assert not log.has(cells(1)[0], "ascending")
+
+
+def test_a_file_is_not_overwritten_and_another_file_not_continued(tmp_path: Path):
+    path = tmp_path / "run.jsonl"
+    path.write_text('{"kind": "header", "format": 1, "dtype": "float32"}\n')
+    with pytest.raises(BadInput, match="--resume goes on"):
+        Log(path)
+    with pytest.raises(BadInput, match="holds no results of `bench --save`"):
+        Log(path, resume=True)
+    assert len(path.read_text().splitlines()) == 1
+
+
+def test_shards_in_files_of_their_own_are_read_as_one(tmp_path: Path):
+    paths = [tmp_path / f"{index}.jsonl" for index in range(3)]
+    for index, path in enumerate(paths):
+        part = grid.shard(cells(7), f"{index}/3")
+        opbench.run(part, make, setting(), Log(path), HEADER)
+    rows = benchfile.latest(benchfile.read(paths))
+    assert sorted(row.cols for row in rows) == [cell.cols for cell in cells(7)]
+
+
+def test_a_cell_measured_twice_counts_as_measured_last():
+    rows = [opbench.measure(CELL, make(CELL), setting({"ours": us})) for us in (1.0, 2.0)]
+    parts = [benchfile.Part(HEADER, (row,)) for row in rows]
+    assert [row.entry("ours").median_us for row in benchfile.latest(parts)] == [2.0]
+
+
+def test_no_infinity_gets_into_the_file():
+    text = benchfile.line("cell", {"a": math.nan, "b": [math.inf]})
+    assert json.loads(text) == {"kind": "cell", "a": None, "b": [None]}
+
+
+def test_the_time_left_knows_that_rivals_take_longer():
+    pace = opbench.Pace()
+    with_rivals, without = Cell("softmax", "float32", 1, 1024), Cell("softmax", "float32", 2, 1024)
+    assert pace.left([with_rivals]) is None
+    pace.add(with_rivals, 10.0)
+    assert pace.left([without]) == 10.0
+    pace.add(without, 2.0)
+    assert pace.left([with_rivals, without, without]) == 14.0

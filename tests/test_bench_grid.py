@@ -1,0 +1,90 @@
+"""Which cells the benchmark has: the counts and lists that its results are held to."""
+
+from __future__ import annotations
+
+import doctest
+
+import pytest
+
+from online_softmax.lab import grid
+from online_softmax.lab.grid import Cell
+from online_softmax.lab.inputs import BadInput
+
+
+def test_examples_in_docstrings_hold():
+    from online_softmax.lab import bench, contenders, goals, hostcost
+
+    for module in (grid, bench, contenders, goals, hostcost):
+        tried = doctest.testmod(module, verbose=False)
+        assert tried.attempted > 0, module
+        assert tried.failed == 0, module
+
+
+def test_large_cells_have_about_as_many_elements():
+    for name in ("big", "odd"):
+        for rows, cols in grid.shapes(name):
+            assert 0 <= grid.WHOLE - rows * cols < cols
+            assert Cell("softmax", "float32", rows, cols).is_large
+    assert len(grid.shapes("big")) == 36
+    assert [cols for _, cols in grid.shapes("odd")] == [
+        1000, 5000, 32001, 50257, 100277, 128257, 151936, 201088
+    ]  # fmt: skip
+
+
+def test_the_headline_s_cells_are_seventeen():
+    main = [c for c in grid.cells(["softmax"], ["bfloat16"], grid.shapes("all")) if c.is_main]
+    assert len(main) == 17
+    shapes = {(cell.rows, cell.cols) for cell in main}
+    assert {(1048576, 128), (128, 1048576), (134217, 1000), (26843, 5000), (4194, 32001)} < shapes
+    assert {(2670, 50257), (1046, 128257)} < shapes
+    assert all(cell.has_rivals for cell in main)
+
+
+def test_small_cells():
+    shapes = grid.shapes("small")
+    assert {rows for rows, _ in shapes} == {1, 2, 4, 8, 16, 64, 256}
+    assert min(cols for _, cols in shapes) == 1024
+    assert len(shapes) == 7 * len([cols for cols in grid.BIG_COLS if cols >= 1024])
+
+
+@pytest.mark.parametrize(
+    ("rows", "cols", "wanted"),
+    [(1, 1024, True), (2, 1024, False), (256, 1048576, True), (64, 32000, True), (2, 50257, True),
+     (667, 201088, True), (32768, 4096, True), (32, 4194304, False), (2621440, 51, False)],
+)  # fmt: skip
+def test_where_every_rival_is_timed(rows: int, cols: int, wanted: bool):
+    assert Cell("softmax", "float16", rows, cols).has_rivals is wanted
+
+
+def test_all_has_each_cell_of_the_others_once():
+    every = grid.shapes("all")
+    assert len(set(every)) == len(every)
+    assert {shape for name in ("big", "small", "odd") for shape in grid.shapes(name)} == set(every)
+
+
+@pytest.mark.parametrize("count", [1, 3, 7, 10_000])
+def test_shards_make_up_the_whole(count: int):
+    cells = grid.cells(grid.OPS, grid.DTYPES, grid.shapes("odd"))
+    shards = [grid.shard(cells, f"{index}/{count}") for index in range(count)]
+    assert sorted(map(repr, (c for each in shards for c in each))) == sorted(map(repr, cells))
+
+
+@pytest.mark.parametrize("text", ["", "1", "4/4", "-1/4", "1/0", "a/b", "1/4/2"])
+def test_a_shard_that_is_none(text: str):
+    with pytest.raises(BadInput, match="--shard"):
+        grid.shard([], text)
+
+
+@pytest.mark.parametrize("text", ["", "4096", "0x5", "4x-1", "4x5x6"])
+def test_a_shape_that_is_none(text: str):
+    with pytest.raises(BadInput, match="ROWSxCOLS"):
+        grid.parse_shapes(text)
+
+
+def test_least_bytes():
+    moved = {op: Cell(op, "bfloat16", 10, 100).ideal_bytes for op in grid.OPS}
+    assert moved == {
+        "softmax": 4000, "log_softmax": 4000, "softmax_backward": 6000,
+        "log_softmax_backward": 6000, "logsumexp": 2020,
+    }  # fmt: skip
+    assert Cell("softmax", "float32", 10, 100).ideal_bytes == 8000
