@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -15,13 +14,12 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from online_softmax.lab import benchfile, goals
+from online_softmax.lab import benchfile, goals, hostcost, tune
 from online_softmax.lab.benchfile import Entry, Part, Row
 from online_softmax.lab.contenders import RIVALS
 from online_softmax.lab.goals import Beside
 
 NONE = "—"
-NOTHING = "Nothing is stored yet: `online-softmax bench` on a GPU, with `--save`, fills this page."
 
 
 @dataclass(frozen=True)
@@ -188,36 +186,40 @@ def refusals_table(rows: Sequence[Row]) -> Table:
             if entry.why:
                 counted.setdefault((row.op, entry.name, entry.why), []).append(row)
     lines = tuple(
-        (op, name, why.replace("|", "\\|"), f"{found[0].dtype} {_size(found[0])}", str(len(found)))
+        (op, name, why, f"{found[0].dtype} {_size(found[0])}", str(len(found)))
         for (op, name, why), found in counted.items()
     )
     head = ("operation", "contender", "why", "first", "cells")
     return Table("Without a time, or timed by do_bench alone", head, lines, text=4)
 
 
-def other_tables(others: Iterable[dict[str, Any]]) -> list[Table]:
-    """Tables of what stands beside cells in a file: tunings and host costs."""
-    from online_softmax.lab import hostcost, tune
-
-    tables = []
-    for values in others:
-        if values["kind"] == "host":
-            tables += [Table(*each) for each in hostcost.tables(values)]
-        elif values["kind"] == "tuning":
-            tables.append(Table(*tune.table(values)))
-    return tables
+def _others(parts: Sequence[Part], kind: str) -> list[Table]:
+    """Tables of what stands beside cells in a file: "tuning" or "host"."""
+    found = [other for part in parts for other in part.others if other["kind"] == kind]
+    if kind == "tuning":
+        return [Table(*tune.table(values)) for values in found]
+    return [Table(*each) for values in found[-1:] for each in hostcost.tables(values)]
 
 
-def all_tables(parts: Sequence[Part]) -> list[Table]:
-    """Everything that stored parts say, the verdicts last, where a terminal shows them."""
+def sections(parts: Sequence[Part], is_page: bool = False) -> dict[str, list[Table]]:
+    """Everything that stored parts say, by section; the verdicts last, where a terminal shows them.
+
+    A page has of the small cells those with every rival alone: its readers have the files too.
+    """
     rows = benchfile.latest(parts)
-    tables = other_tables(other for part in parts for other in part.others)
-    if not rows:
-        return tables
-    large, small = [r for r in rows if r.cell.is_large], [r for r in rows if not r.cell.is_large]
-    tables += cell_tables(large) + cell_tables(small, ", other cells")
-    tables += [refusals_table(rows), few_table(rows), means_table(rows)]
-    return [each for each in tables if each.rows] + [below_table(rows), slower_table(rows)]
+    small = [r for r in rows if not r.cell.is_large and (r.cell.has_rivals or not is_page)]
+    found = {
+        "tuning": _others(parts, "tuning"),
+        "host": _others(parts, "host"),
+        "large": cell_tables([r for r in rows if r.cell.is_large]),
+        "small": cell_tables(small, ", other cells"),
+        "refusals": [refusals_table(rows)],
+        "few": [few_table(rows)],
+        "means": [means_table(rows)],
+    }
+    found = {name: [each for each in tables if each.rows] for name, tables in found.items()}
+    verdicts = {"below": below_table(rows), "slower": slower_table(rows)} if rows else {}
+    return found | {name: [each] for name, each in verdicts.items()}
 
 
 # ---- on a terminal
@@ -225,9 +227,9 @@ def all_tables(parts: Sequence[Part]) -> list[Table]:
 
 def render(parts: Sequence[Part], console: Console) -> None:
     """Print every table."""
-    for header in dict.fromkeys(map(_circumstances, parts)):
+    for header in dict.fromkeys(map(circumstances, parts)):
         console.print(Text(header))
-    for each in all_tables(parts):
+    for each in (table for tables in sections(parts).values() for table in tables):
         console.print()
         console.print(Text(each.title, "bold"))
         if not each.rows:
@@ -245,7 +247,8 @@ def render(parts: Sequence[Part], console: Console) -> None:
     console.print(Text("x RIVAL: times as fast. *: no graph held it; by do_bench, both.", "dim"))
 
 
-def _circumstances(part: Part) -> str:
+def circumstances(part: Part) -> str:
+    """What a result must state: card, driver, versions, commit, date, clock."""
     h = part.header
     said = [h.device, f"driver {h.machine.get('driver_version') or 'unknown'}"]
     said += [f"{name} {v}" for name, v in h.versions.items() if name in ("torch", "triton") and v]

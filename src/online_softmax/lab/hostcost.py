@@ -61,9 +61,13 @@ def _makers(rivals: tuple[str, ...]) -> dict[str, Callable[[], Callable[[Tensor]
 
 
 def batches_us(
-    calls: dict[str, Plain], synchronize: Plain, batches: int = BATCHES, count: int = CALLS
+    calls: dict[str, Plain], synchronize: Plain, batches: int = 0, count: int = 0
 ) -> dict[str, list[float]]:
-    """Host microseconds a call in each batch, contenders taking turns; warmed up by one batch."""
+    """Host microseconds a call in each batch, contenders taking turns; warmed up by one batch.
+
+    `batches` of `count` calls; 0: BATCHES, CALLS.
+    """
+    batches, count = batches or BATCHES, count or CALLS
     found: dict[str, list[float]] = {name: [] for name in calls}
     for batch in range(batches + 1):
         for name, call in calls.items():

@@ -14,15 +14,21 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from online_softmax.catalogue import KERNELS
+from online_softmax.lab import benchfile, benchpage
+from online_softmax.lab.benchfile import Part
 from online_softmax.lab.results import Result, Run, read
 
 ROOT = Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "benchmarks" / "results" / "h200"
 TRAFFIC = RESULTS / "ncu-4096x4096-float32.json"
 README = ROOT / "README.md"
+PERFORMANCE = ROOT / "docs" / "performance.md"
 LESSONS = ROOT / "docs" / "lessons"
 PICTURE = ROOT / "docs" / "ladder.png"
 MAIN = ("float32", 32768, 4096)  # the cell of README's table and picture
+NOTHING = "No results are stored yet."
+NO_TABLE = "The stored results have none."
+NO_CELL = "None."
 MARKERS = "<!-- {0}:begin -->\n{1}\n<!-- {0}:end -->"
 
 
@@ -175,6 +181,33 @@ def traffic_table(path: Path = TRAFFIC) -> str:
     return table(head, rows) + "\n\n" + note
 
 
+def stored_bench(folder: Path = RESULTS) -> list[Part]:
+    """Every stored run of `bench`."""
+    return benchfile.read(sorted(folder.glob("bench-*.jsonl")))
+
+
+def _escaped(line: Iterable[str]) -> list[str]:
+    return [cell.replace("|", "\\|") for cell in line]
+
+
+def performance(text: str, parts: list[Part]) -> str:
+    """docs/performance.md with its tables drawn from stored runs; without any, it says so."""
+    found = benchpage.sections(parts, is_page=True)
+    said = list(dict.fromkeys(map(benchpage.circumstances, parts)))
+    bodies = {"circumstances": "\n".join(f"- {each}" for each in said) or NOTHING}
+    for name in ("means", "below", "slower", "few", "host", "large", "small", "refusals", "tuning"):
+        tables = found.get(name, [])
+        drawn = [
+            (f"**{each.title}**\n\n" if len(tables) > 1 else "")
+            + (table(each.head, map(_escaped, each.rows), each.text) if each.rows else NO_CELL)
+            for each in tables
+        ]
+        bodies[name] = "\n\n".join(drawn) or (NO_TABLE if parts else NOTHING)
+    for name, body in bodies.items():
+        text = replaced(text, name, body)
+    return text
+
+
 def replaced(text: str, name: str, body: str) -> str:
     """The text with what stands between a name's markers replaced; ValueError without markers."""
     pattern = re.compile(rf"<!-- {name}:begin -->.*?<!-- {name}:end -->", re.DOTALL)
@@ -188,6 +221,7 @@ def documents(runs: list[Run]) -> dict[Path, str]:
     text = README.read_text(encoding="utf-8")
     text = replaced(text, "ladder", ladder_table(runs))
     wanted = {README: text}
+    wanted[PERFORMANCE] = performance(PERFORMANCE.read_text(encoding="utf-8"), stored_bench())
     for path in sorted(LESSONS.glob("*.md")):
         lesson = path.read_text(encoding="utf-8")
         parts: dict[str, Callable[[], str]] = {

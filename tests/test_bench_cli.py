@@ -1,0 +1,222 @@
+"""The command `bench`: what it prints, writes, refuses; its exit codes. No GPU: times are given."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from bench_kit import HEADER, lines, returning, setting, wrong
+from online_softmax.lab import benchcli, benchclock, benchfile, cli, contenders, hostcost
+
+without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+CELLS = ("--cells", "3x40,2x64")
+
+
+def invoke(*arguments: object):
+    return CliRunner().invoke(cli.app, ["bench", *map(str, arguments)])
+
+
+def run(*arguments: object, exit_code: int = 0) -> str:
+    done = invoke(*arguments)
+    said = f"{arguments}: {done.exit_code}\n{done.output}\n{done.exception!r}"
+    assert done.exit_code == exit_code, said
+    return done.stdout
+
+
+def refusal(*arguments: object) -> str:
+    done = invoke(*arguments)
+    assert done.exit_code == 2, f"{arguments}: {done.output}{done.exception!r}"
+    (line,) = done.output.strip().splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+    """A GPU that is the CPU with a clock that says what it is told; ours may be replaced."""
+    given: dict[str, object] = {"ours": None}
+
+    def found(op: str, has_rivals: bool, rivals: tuple[str, ...]):
+        return lines(op, given["ours"], torch=returning(op))
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    us = {"ceiling": 90.0, "ours": 100.0, "torch": 200.0}
+    monkeypatch.setattr(benchclock, "gpu_setting", lambda values: setting(us, values=values))
+    monkeypatch.setattr(contenders, "contenders", found)
+    monkeypatch.setattr(benchcli, "_header", lambda rivals, values: replace(HEADER, values=values))
+    return given
+
+
+# ---- without a GPU
+
+
+@without_gpu
+def test_bench_says_that_it_needs_a_gpu(tmp_path: Path):
+    saved = tmp_path / "run.jsonl"
+    for asked in (["softmax"], ["--tune", "softmax"], ["--host", "8,1024"]):
+        assert "bench needs a CUDA GPU" in refusal(*asked, "--save", saved)
+    assert not saved.exists()
+
+
+def test_list_shows_cells_and_bytes():
+    listed = run("softmax", "logsumexp", "--grid", "odd", "--dtype", "bf16", "--list").splitlines()
+    assert len(listed) == 2 * 8 + 1
+    assert listed[3] == (
+        "softmax bfloat16 2670 x 50257: moves 511.9 MiB, takes 4.75 GiB, "
+        "beside torch, compile, quack, liger"
+    )
+    assert listed[4].endswith("beside torch")  # 100,277 columns: no other rival
+    assert listed[-1].startswith("16 cells; the largest takes ")
+
+
+def test_list_as_json_is_sharded():
+    parts = [json.loads(run("softmax", "--list", "--json", "--shard", f"{i}/3")) for i in range(3)]
+    whole = json.loads(run("softmax", "--list", "--json"))
+    assert sorted(repr(cell) for part in parts for cell in part) == sorted(map(repr, whole))
+    assert whole[0] == {
+        "op": "softmax", "dtype": "bfloat16", "rows": 4194304, "cols": 32, "rivals": ["torch"],
+        "moves": 2**29, "takes": whole[0]["takes"],
+    }  # fmt: skip
+    assert whole[0]["takes"] > 2**30
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "bench takes operations"),
+        (["softmax", "--tune", "softmax"], "bench takes operations"),
+        (["softmax", "--resume"], "give --save FILE"),
+        (["softmin"], "operation softmin: there are softmax, log_softmax"),
+        (["softmax", "--grid", "huge"], "--grid huge: there are big, small, odd, all"),
+        (["softmax", "--dtype", "fp64"], "give float32, float16 or bfloat16"),
+        (["softmax", "--against", "cudnn"], "--against cudnn"),
+        (["softmax", "--shard", "4/4"], "--shard 4/4"),
+        (["softmax", "--cells", "4096"], "ROWSxCOLS"),
+        (["softmax", "--values", "zeros"], "--values zeros: there are normal, ascending"),
+        (["--host", "8"], "--host 8: give ROWS,COLS"),
+        (["--from", "no/such.jsonl"], "cannot be read"),
+    ],
+)
+def test_what_is_wrong_is_one_line(arguments: list[str], said: str):
+    assert said in refusal(*arguments)
+
+
+# ---- measuring
+
+
+def test_cells_are_measured_kept_and_shown_again(tmp_path: Path, pretended: dict):
+    saved = tmp_path / "deep" / "run.jsonl"
+    shown = run("softmax", *CELLS, "--dtype", "fp32,bf16", "--save", saved)
+    assert "softmax float32" in shown
+    assert "0.900" in shown
+    rows = benchfile.read([saved])[0].rows
+    assert [(r.dtype, r.rows, r.cols) for r in rows] == [
+        ("float32", 3, 40), ("float32", 2, 64), ("bfloat16", 3, 40), ("bfloat16", 2, 64),
+    ]  # fmt: skip
+    assert run("--from", saved) == shown
+    lines = run("--from", saved, "--json").splitlines()
+    assert lines == saved.read_text().splitlines()
+
+
+def test_json_is_the_lines_and_nothing_else(tmp_path: Path, pretended: dict):
+    saved = tmp_path / "run.jsonl"
+    printed = run("softmax", *CELLS, "--dtype", "fp32", "--json", "--save", saved)
+    assert printed == saved.read_text()
+    assert [json.loads(line)["kind"] for line in printed.splitlines()] == ["header", "cell", "cell"]
+
+
+def test_progress_goes_to_standard_error(pretended: dict):
+    done = invoke("softmax", *CELLS, "--dtype", "fp32", "--json")
+    assert done.stderr.splitlines()[0] == "[1/2] softmax float32 3 x 40"
+    assert re.search(
+        r"^\[2/2\] softmax float32 2 x 64, about \d+ s left$", done.stderr, re.MULTILINE
+    )
+
+
+def test_resuming(tmp_path: Path, pretended: dict):
+    saved = tmp_path / "run.jsonl"
+    run("softmax", "--cells", "3x40", "--dtype", "fp32", "--save", saved)
+    assert "--resume goes on with it" in refusal("softmax", *CELLS, "--save", saved)
+    whole = saved.read_text()
+    saved.write_text(whole + '{"kind": "cell", "op"')
+    again = ("softmax", *CELLS, "--dtype", "fp32", "--resume", "--save", saved)
+    shown = run(*again)
+    assert saved.read_text().startswith(whole)
+    assert [len(part.rows) for part in benchfile.read([saved])] == [1, 1]
+    assert "3 x 40" in shown
+    assert "2 x 64" in shown
+    before = saved.read_text()
+    run(*again)
+    assert saved.read_text() == before
+
+
+def test_results_of_other_sources_are_told(
+    tmp_path: Path, pretended: dict, monkeypatch: pytest.MonkeyPatch
+):
+    saved = tmp_path / "run.jsonl"
+    run("softmax", "--cells", "3x40", "--dtype", "fp32", "--save", saved)
+    other = replace(HEADER, versions={"sources": "def"})
+    monkeypatch.setattr(benchcli, "_header", lambda rivals, values: other)
+    done = invoke("softmax", *CELLS, "--dtype", "fp32", "--resume", "--save", saved)
+    assert "has results of other kernel sources; they stay" in done.stderr
+
+
+def test_a_wrong_result_of_ours_ends_with_1(tmp_path: Path, pretended: dict):
+    pretended["ours"] = wrong("softmax")
+    saved = tmp_path / "run.jsonl"
+    done = invoke("softmax", *CELLS, "--dtype", "fp32", "--save", saved)
+    assert done.exit_code == 1
+    assert "WRONG: softmax float32 3 x 40: ours: wrong: [2, 39] is" in done.stderr
+    assert "WRONG" in done.stdout
+    assert invoke("--from", saved).exit_code == 1
+
+
+def test_a_dead_device_ends_with_1_and_keeps_what_was_measured(
+    tmp_path: Path, pretended: dict, monkeypatch: pytest.MonkeyPatch
+):
+    calls = []
+
+    def synchronize() -> None:
+        calls.append(None)
+        if len(calls) > 2:  # one for each contender of the first cell
+            raise RuntimeError("an illegal memory access")
+
+    here = setting(synchronize=synchronize)
+    monkeypatch.setattr(benchclock, "gpu_setting", lambda values: here)
+    saved = tmp_path / "run.jsonl"
+    done = invoke("softmax", *CELLS, "--dtype", "fp32", "--save", saved)
+    assert done.exit_code == 1
+    assert "left the device unusable" in done.stderr
+    assert [row.cols for row in benchfile.read([saved])[0].rows] == [40]
+
+
+def test_several_files_are_shown_together(tmp_path: Path, pretended: dict):
+    paths = [tmp_path / f"{index}.jsonl" for index in range(2)]
+    for index, path in enumerate(paths):
+        run("softmax", *CELLS, "--dtype", "fp32", "--shard", f"{index}/2", "--save", path)
+    for shown in (run("--from", *paths), run("--from", paths[0], "--from", paths[1])):
+        assert "3 x 40" in shown
+        assert "2 x 64" in shown
+
+
+def test_host_is_kept_and_shown(tmp_path: Path, pretended: dict, monkeypatch: pytest.MonkeyPatch):
+    line = {
+        "kind": "host", "op": "softmax", "dtype": "float32", "rows": 8, "cols": 1024,
+        "calls": [{"name": "ours", "recorded": False, "median_us": 9.0},
+                  {"name": "torch", "recorded": False, "median_us": 6.0},
+                  {"name": "quack", "recorded": True, "why": "no such module"}],
+        "pieces": [{"name": "empty_like", "median_us": 1.5}], "fresh": {"first_ms": 99.0},
+    }  # fmt: skip
+    monkeypatch.setattr(hostcost, "measure", lambda rows, cols, rivals: line)
+    saved = tmp_path / "host.jsonl"
+    shown = run("--host", "[8,1024]", "--save", saved)
+    assert "Host cost of an eager call, softmax 8 x 1,024 float32" in shown
+    assert "1.50" in shown
+    assert "refuses" in shown
+    assert run("--from", saved) == shown

@@ -1,0 +1,112 @@
+"""Tuning: every variant judged, ranked and kept; and the ladder's variants of softmax."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from bench_kit import HEADER, right, setting, wrong
+from online_softmax import catalogue, plan
+from online_softmax.lab import benchfile, benchpage, contenders, tune
+from online_softmax.lab.benchfile import Log
+from online_softmax.lab.grid import Cell
+from online_softmax.lab.inputs import BadInput
+from online_softmax.lab.tune import Variant
+from online_softmax.plan import Problem
+
+CELL = Cell("softmax", "float32", 5, 40)
+US = {"ceiling": 10.0, "row: block 32": 30.0, "row: block 64": 12.0, "row: block 128": 20.0,
+      "row: block 256": 15.0, "row: block 512": 40.0}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _a_ceiling_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(contenders.CEILING, "softmax", lambda x, y: None)
+
+
+def source(op: str, problem: Problem) -> list[Variant]:
+    def raising(x: Tensor, y: Tensor) -> None:
+        raise ValueError("too many threads")
+
+    call = right(op)
+    found = [Variant("row", {"block": block}, call) for block in (32, 64, 128, 256)]
+    found.append(Variant("row", {"block": 512}, call, is_planned=True))
+    return [*found, Variant("bad", {"block": 1}, wrong(op)), Variant("big", {"block": 2}, raising)]
+
+
+def test_variants_are_ranked_and_wrong_ones_have_no_time():
+    line = tune.tune(CELL, setting(US), source)
+    assert (line["op"], line["rows"], line["ceiling_us"]) == ("softmax", 5, 10.0)
+    assert [each["numbers"]["block"] for each in line["ranking"][:5]] == [64, 256, 128, 32, 512]
+    timed = [each["numbers"]["block"] for each in line["ranking"] if "median_us" in each]
+    assert timed == [64, 256, 128, 512]  # the best three, and what is planned
+    bad, big = line["ranking"][5:]
+    assert bad["why"].startswith("wrong: [4, 39] is ")
+    assert big["why"] == "ValueError: too many threads"
+    assert "quick_us" not in bad
+    assert json.loads(benchfile.line("tuning", line))["ranking"][0]["kernel"] == "row"
+
+
+def test_a_variant_that_no_graph_holds_has_a_reason():
+    line = tune.tune(CELL, setting(US, uncaptured=["row: block 64"]), source)
+    last = next(each for each in line["ranking"] if each["numbers"]["block"] == 64)
+    assert last["why"] == "RuntimeError: it synchronises"
+    assert "median_us" not in last
+    assert line["ranking"][0]["numbers"]["block"] == 256
+
+
+def test_rankings_are_kept_shown_and_resumed(tmp_path: Path):
+    path = tmp_path / "tuning.jsonl"
+    cells = [CELL, Cell("softmax", "float32", 2, 64)]
+    tune.run(cells[:1], setting(US), Log(path), HEADER, source=source)
+    found = tune.run(cells, setting(US), Log(path, resume=True), HEADER, source=source)
+    assert [each["cols"] for each in found] == [64]
+    parts = benchfile.read([path])
+    assert [len(part.others) for part in parts] == [1, 1]
+    first, second = benchpage.sections(parts)["tuning"]
+    assert first.title == "softmax float32 5 x 40: the best of 7 variants"
+    assert first.rows[0] == ("row", "block 64", "12.00", "0.833")
+    assert first.rows[-1] == ("row", "block 512 (planned)", "40.00", "0.250")
+    assert second.title.startswith("softmax float32 2 x 64")
+
+
+def test_a_cell_that_does_not_fit_is_told():
+    line = tune.tune(CELL, setting(US, free_bytes=1), source)
+    assert "GiB are free" in line["why"]
+    assert line["why"] in tune.table(line)[0]
+
+
+def test_the_ladder_s_variants():
+    problem = Problem(4096, 4096, "bfloat16")
+    found = tune.variants("softmax", problem)
+    assert len({each.name for each in found}) == len(found)
+    by_kernel = {each.kernel for each in found}
+    assert {"v2_vectorized", "v3_register_cache", "v5_split_row"} <= by_kernel
+    (planned,) = [each for each in found if each.is_planned]
+    assert planned.kernel == plan.choose(problem)[0]
+    wanted = plan.numbers(planned.kernel, problem)
+    assert (planned.numbers["block"], planned.numbers["vectors"]) == (wanted.block, wanted.vectors)
+    wide = tune.variants("softmax", Problem(4, 1_048_576))
+    assert "v3_register_cache" not in {each.kernel for each in wide}
+
+
+def test_a_variant_s_call_runs_its_kernel_with_its_numbers(monkeypatch: pytest.MonkeyPatch):
+    import dataclasses
+
+    ran = []
+    record = dataclasses.replace(
+        catalogue.KERNELS["v2_vectorized"], run=lambda x, y, numbers: ran.append((x, y, numbers))
+    )
+    monkeypatch.setitem(catalogue.KERNELS, "v2_vectorized", record)
+    found = [v for v in tune.variants("softmax", Problem(8, 100)) if v.kernel == "v2_vectorized"]
+    for variant in found:
+        variant.call("x", "y")
+    assert [(x, y, n.block) for x, y, n in ran] == [("x", "y", v.numbers["block"]) for v in found]
+
+
+def test_an_operation_without_variants():
+    with pytest.raises(BadInput, match="--tune logsumexp"):
+        tune.variants("logsumexp", Problem(1, 1))
