@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from bench_kit import HEADER, SPREAD, lines, returning, right, setting, wrong
-from online_softmax.lab import benchclock, benchfile, contenders, grid, opbench
+from online_softmax.lab import benchclock, benchfile, benchrun, contenders, grid, opbench
 from online_softmax.lab.benchfile import Log
+from online_softmax.lab.benchrun import Outlet
 from online_softmax.lab.contenders import Contender, Refusal
 from online_softmax.lab.grid import Cell
 from online_softmax.lab.inputs import BadInput
@@ -122,19 +123,62 @@ def test_rivals_are_compared_on_a_sample_and_ours_on_all(monkeypatch: pytest.Mon
     assert (row.checked_rows, row.entry("theirs").ok, row.entry("ours").ok) == (2, True, False)
 
 
-def test_a_dead_device_ends_the_run(tmp_path: Path):
-    def dead():
+def dying(survived: int):
+    """A device that is dead after so many synchronisations."""
+    count = iter(range(survived))
+
+    def synchronize() -> None:
+        if next(count, None) is None:
+            raise RuntimeError("an illegal memory access")
+
+    return synchronize
+
+
+@pytest.mark.parametrize(("survived", "name", "ok"), [(1, "ours", False), (2, "theirs", None)])
+def test_a_dead_device_ends_the_run_and_its_cell_is_not_tried_again(
+    tmp_path: Path, survived: int, name: str, ok: bool | None
+):
+    path, calls = tmp_path / "run.jsonl", {"ours": right("softmax"), "theirs": right("softmax")}
+    calls[name] = failing("misaligned address")
+
+    def make(cell: Cell) -> list[Contender]:
+        return lines("softmax", calls["ours"], theirs=calls["theirs"])
+
+    here = setting(synchronize=dying(survived - 1))
+    with pytest.raises(benchclock.Broken, match=f"{name} on softmax float32 5 x 40 left the dev"):
+        benchrun.run([CELL, *cells(1)], make, here, Outlet(Log(path), HEADER))
+    (row,) = benchfile.read([path])[0].rows
+    assert (row.cell, row.entry(name).ok, row.is_right) == (CELL, ok, ok is None)
+    assert row.entry(name).why == "RuntimeError: misaligned address"
+    calls[name] = right("softmax")
+    benchrun.run([CELL, *cells(1)], make, setting(), Outlet(Log(path, resume=True), HEADER))
+    assert [row.cell for row in benchfile.latest(benchfile.read([path]))] == [CELL, *cells(1)]
+
+
+def test_a_device_that_dies_in_the_rounds_is_our_fault():
+    def interleaved(*_):
         raise RuntimeError("an illegal memory access")
 
-    log = Log(tmp_path / "run.jsonl")
-    cells = [CELL, Cell("softmax", "float32", 2, 8)]
-    calls = {cells[0]: right("softmax"), cells[1]: failing("misaligned address")}
-    here = setting(synchronize=lambda: None)
-    alive = opbench.run(cells[:1], lambda cell: lines("softmax"), here, log, HEADER)
-    assert alive[0].is_right
-    with pytest.raises(benchclock.Broken, match="ours on softmax float32 2 x 8 left the device"):
-        opbench.measure(cells[1], lines("softmax", calls[cells[1]]), setting(synchronize=dead))
-    assert benchfile.read([log.path])[0].rows[0].cell == CELL
+    here = setting(interleaved=interleaved, synchronize=dying(1))
+    with pytest.raises(benchclock.Broken) as broken:
+        opbench.measure(CELL, lines("softmax"), here)
+    assert broken.value.entry.ok is False
+    with pytest.raises(RuntimeError, match="illegal"):
+        opbench.measure(CELL, lines("softmax"), setting(interleaved=interleaved))
+
+
+def test_no_cell_is_begun_when_the_seconds_are_over(tmp_path: Path):
+    path = tmp_path / "run.jsonl"
+    rows, left = benchrun.run(cells(3), make, setting(), Outlet(Log(path), HEADER, seconds=1e-9))
+    assert (len(rows), left) == (0, 3)
+    assert not path.exists()
+
+
+def test_errors_are_kept_as_shares_of_the_largest_probability():
+    row = opbench.measure(CELL, lines("softmax"), setting())
+    ours = row.entry("ours")
+    assert ours.share_max > ours.max_error > 0  # the largest probability of a row is below 1
+    assert 0 < ours.share_mean < ours.share_max < 2**-23
 
 
 def test_a_cell_that_does_not_fit_is_a_row():
@@ -238,7 +282,7 @@ def test_each_cell_is_written_at_once(tmp_path: Path):
             assert len(log.path.read_text().splitlines()) == 1 + done
 
     emitted: list[str] = []
-    opbench.run(cells(3), make, setting(), log, HEADER, progress, emitted.append)
+    benchrun.run(cells(3), make, setting(), Outlet(log, HEADER, progress, emitted.append))
     assert seen == [(0, 3, True, False), (1, 3, False, True), (2, 3, False, True)]
     assert "".join(emitted) == log.path.read_text()
     header, *rows = [json.loads(each) for each in log.path.read_text().splitlines()]
@@ -252,7 +296,7 @@ def test_each_cell_is_written_at_once(tmp_path: Path):
 
 def test_what_is_read_is_what_was_measured(tmp_path: Path):
     log = Log(tmp_path / "run.jsonl")
-    rows = opbench.run(cells(2), make, setting(), log, HEADER)
+    rows, _ = benchrun.run(cells(2), make, setting(), Outlet(log, HEADER))
     part = benchfile.read([log.path])[0]
     assert (part.header, list(part.rows)) == (HEADER, rows)
 
@@ -260,7 +304,7 @@ def test_what_is_read_is_what_was_measured(tmp_path: Path):
 @pytest.mark.parametrize("torn", ["", '{"kind": "cell", "op": "softm', '{"kind": "cell"}'])
 def test_resuming_skips_what_is_there_and_cuts_a_torn_line(tmp_path: Path, torn: str):
     path = tmp_path / "run.jsonl"
-    opbench.run(cells(2), make, setting(), Log(path), HEADER)
+    benchrun.run(cells(2), make, setting(), Outlet(Log(path), HEADER))
     before = path.read_text()
     path.write_text(before + torn)
     measured = []
@@ -269,27 +313,30 @@ def test_resuming_skips_what_is_there_and_cuts_a_torn_line(tmp_path: Path, torn:
         measured.append(cell)
         return make(cell)
 
-    opbench.run(cells(4), counted, setting(), Log(path, resume=True), HEADER)
+    benchrun.run(cells(4), counted, setting(), Outlet(Log(path, resume=True), HEADER))
     assert measured == cells(4)[2:]
     assert path.read_text().startswith(before)
     parts = benchfile.read([path])
     assert [len(part.rows) for part in parts] == [2, 2]
     assert [row.cell for row in benchfile.latest(parts)] == cells(4)
     whole = path.read_text()
-    assert opbench.run(cells(4), counted, setting(), Log(path, resume=True), HEADER) == []
+    assert benchrun.run(cells(4), counted, setting(), Outlet(Log(path, resume=True), HEADER)) == (
+        [],
+        0,
+    )
     assert path.read_text() == whole
 
 
 def test_resuming_a_file_that_was_torn_in_its_first_line(tmp_path: Path):
     path = tmp_path / "run.jsonl"
     path.write_text('{"kind": "hea')
-    opbench.run(cells(1), make, setting(), Log(path, resume=True), HEADER)
+    benchrun.run(cells(1), make, setting(), Outlet(Log(path, resume=True), HEADER))
     assert [row.cell for row in benchfile.read([path])[0].rows] == cells(1)
 
 
 def test_other_values_are_other_cells(tmp_path: Path):
     path = tmp_path / "run.jsonl"
-    opbench.run(cells(1), make, setting(), Log(path), HEADER)
+    benchrun.run(cells(1), make, setting(), Outlet(Log(path), HEADER))
     log = Log(path, resume=True)
     assert log.has(cells(1)[0], "normal")
     assert not log.has(cells(1)[0], "ascending")
@@ -309,7 +356,7 @@ def test_shards_in_files_of_their_own_are_read_as_one(tmp_path: Path):
     paths = [tmp_path / f"{index}.jsonl" for index in range(3)]
     for index, path in enumerate(paths):
         part = grid.shard(cells(7), f"{index}/3")
-        opbench.run(part, make, setting(), Log(path), HEADER)
+        benchrun.run(part, make, setting(), Outlet(Log(path), HEADER))
     rows = benchfile.latest(benchfile.read(paths))
     assert sorted(row.cols for row in rows) == [cell.cols for cell in cells(7)]
 
@@ -326,7 +373,7 @@ def test_no_infinity_gets_into_the_file():
 
 
 def test_the_time_left_knows_that_rivals_take_longer():
-    pace = opbench.Pace()
+    pace = benchrun.Pace()
     with_rivals, without = Cell("softmax", "float32", 1, 1024), Cell("softmax", "float32", 2, 1024)
     assert pace.left([with_rivals]) is None
     pace.add(with_rivals, 10.0)

@@ -193,7 +193,18 @@ def test_a_dead_device_ends_with_1_and_keeps_what_was_measured(
     done = invoke("softmax", *CELLS, "--dtype", "fp32", "--save", saved)
     assert done.exit_code == 1
     assert "left the device unusable" in done.stderr
-    assert [row.cols for row in benchfile.read([saved])[0].rows] == [40]
+    rows = benchfile.read([saved])[0].rows
+    assert [(row.cols, row.is_right) for row in rows] == [(40, True), (64, False)]
+
+
+def test_seconds_end_a_run_that_can_go_on(tmp_path: Path, pretended: dict):
+    saved = tmp_path / "run.jsonl"
+    asked = ("softmax", *CELLS, "--dtype", "fp32", "--resume", "--save", saved)
+    done = invoke(*asked, "--seconds", "0")
+    assert done.exit_code == 0
+    assert "2 cells are left" in done.stderr
+    run(*asked, "--seconds", "600")
+    assert [row.cols for row in benchfile.read([saved])[0].rows] == [40, 64]
 
 
 def test_several_files_are_shown_together(tmp_path: Path, pretended: dict):

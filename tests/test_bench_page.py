@@ -176,8 +176,26 @@ def test_few_rows():
     rows = [small(32000, 5.0), small(65536, 20.0), small(262144, 10.5), small(1024, 99.0),
             small(32768, 99.0), small(32000, 99.0, rows=64)]  # fmt: skip
     (line,) = benchpage.few_table(rows).rows
-    assert line[:4] == ("softmax float32", "3", "0.98", "1")
-    assert line[4:] == ("1 x 65,536", "0.50")
+    assert line == ("softmax float32", "ours", "3", "0.98", "1", "1 x 65,536", "0.50")
+    other = replace(entry("ours, any batch", 5.0), kind="ours")
+    more = [replace(row, entries=(*row.entries, other)) for row in rows]
+    assert [line[1:4] for line in benchpage.few_table(more).rows] == [
+        ("ours", "3", "0.98"), ("ours, any batch", "3", "2.00")
+    ]  # fmt: skip
+
+
+def test_errors_stand_beside_torch_s():
+    def cell(ours: float, theirs: float) -> Row:
+        return row(MAIN[0], entry("ours", 9.0, share_max=ours, share_mean=1e-9),
+                   entry("torch", 9.0, share_max=theirs, share_mean=2e-9))  # fmt: skip
+
+    rows = [cell(1e-7, 1e-7), cell(2e-7, 1e-7), cell(3e-7, 1e-7)]
+    assert [line[-1] for line in benchpage.accuracy_table(rows).rows] == ["yes", "yes", "NO"]
+    assert benchpage.accuracy_table(rows).rows[0][:3] == (
+        "softmax bfloat16 1,048,576 x 128", "1.00e-07", "1.00e-07"
+    )  # fmt: skip
+    without = row(MAIN[0], entry("ours", 9.0, share_max=1.0), entry("torch", None))
+    assert benchpage.accuracy_table([without]).rows == ()
 
 
 def test_refusals_of_one_reason_are_one_line():
@@ -208,7 +226,7 @@ def test_without_stored_results_the_page_says_so():
     text = report.PERFORMANCE.read_text(encoding="utf-8")
     empty = report.performance(text, [])
     bodies = re.findall(r"<!-- (\w+):begin -->\n(.*?)\n<!-- \1:end -->", empty, re.DOTALL)
-    assert len(bodies) == 10
+    assert len(bodies) == 11
     assert {body for _, body in bodies} == {report.NOTHING}
 
 

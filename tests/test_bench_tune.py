@@ -12,6 +12,7 @@ from bench_kit import HEADER, right, setting, wrong
 from online_softmax import catalogue, plan
 from online_softmax.lab import benchfile, benchpage, contenders, tune
 from online_softmax.lab.benchfile import Log
+from online_softmax.lab.benchrun import Outlet
 from online_softmax.lab.grid import Cell
 from online_softmax.lab.inputs import BadInput
 from online_softmax.lab.tune import Variant
@@ -61,9 +62,9 @@ def test_a_variant_that_no_graph_holds_has_a_reason():
 def test_rankings_are_kept_shown_and_resumed(tmp_path: Path):
     path = tmp_path / "tuning.jsonl"
     cells = [CELL, Cell("softmax", "float32", 2, 64)]
-    tune.run(cells[:1], setting(US), Log(path), HEADER, source=source)
-    found = tune.run(cells, setting(US), Log(path, resume=True), HEADER, source=source)
-    assert [each["cols"] for each in found] == [64]
+    tune.run(cells[:1], setting(US), Outlet(Log(path), HEADER), source)
+    found, left = tune.run(cells, setting(US), Outlet(Log(path, resume=True), HEADER), source)
+    assert ([each["cols"] for each in found], left) == ([64], 0)
     parts = benchfile.read([path])
     assert [len(part.others) for part in parts] == [1, 1]
     first, second = benchpage.sections(parts)["tuning"]

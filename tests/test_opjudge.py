@@ -52,6 +52,21 @@ def test_torch_in_float32_passes(op: str):
     assert opjudge.check(op, inputs, out).ok
 
 
+def test_shares_of_errors(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(opjudge, "CHUNK", 2 * 333)  # four chunks
+    inputs = given("softmax", torch.float16)
+    result = RIGHT["softmax"](*inputs)
+    off = (result.half().double() - result).abs()
+    share = off / result.amax(-1, keepdim=True)
+    found = opjudge.check("softmax", inputs, result.half())
+    assert found.max_error == float(off.max())
+    assert found.share_max == float(share.max())
+    assert found.share_mean == pytest.approx(float(share.mean()))
+    lse = RIGHT["logsumexp"](*inputs)
+    judged = opjudge.check("logsumexp", inputs, lse.half())
+    assert judged.share_max == judged.max_error == float((lse.half().double() - lse).abs().max())
+
+
 @pytest.mark.parametrize("op", OPS)
 def test_nothing_written_is_wrong(op: str):
     inputs = given(op, torch.bfloat16)

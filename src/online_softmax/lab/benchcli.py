@@ -18,8 +18,8 @@ from online_softmax.lab import benchoptions as options
 if TYPE_CHECKING:
     from online_softmax.lab.benchclock import Setting
     from online_softmax.lab.benchfile import Header, Log, Part, Row
+    from online_softmax.lab.benchrun import Progress
     from online_softmax.lab.grid import Cell
-    from online_softmax.lab.opbench import Progress
 
 WRONG = 1  # exit code: a result of ours is wrong
 NO_GPU = (
@@ -36,6 +36,7 @@ def bench(
     against: options.Against = "torch,compile,quack,liger",
     values: options.Values = "normal",
     shard: options.Shard = "0/1",
+    seconds: options.Seconds = float("inf"),
     resume: options.Resume = False,
     as_json: options.Json = False,
     save: options.Save = None,
@@ -64,7 +65,7 @@ def bench(
     if listed:
         _list(cells, rivals, as_json)
         return
-    _measure(cells, rivals, values, resume, as_json, save, bool(tune), host)
+    _measure(cells, rivals, values, resume, as_json, save, bool(tune), host, seconds)
 
 
 def _measure(
@@ -76,6 +77,7 @@ def _measure(
     save: Path | None,
     is_tuning: bool,
     host: str,
+    seconds: float,
 ) -> None:
     import torch
 
@@ -98,7 +100,7 @@ def _measure(
         if host:
             parts.append(_host(size, rivals, log, header, as_json))
         else:
-            parts.append(_run(cells, rivals, setting, log, header, is_tuning, as_json))
+            parts.append(_run(cells, rivals, setting, log, header, is_tuning, as_json, seconds))
     except benchclock.Broken as error:
         typer.echo(f"error: {error}; what was measured before is kept", err=True)
         raise typer.Exit(WRONG) from None
@@ -117,20 +119,26 @@ def _run(
     header: Header,
     is_tuning: bool,
     as_json: bool,
+    seconds: float,
 ) -> Part:
-    from online_softmax.lab import benchfile, contenders, opbench, tune
+    from online_softmax.lab import benchfile, benchrun, contenders, tune
 
     emit = _emit if as_json else None
+
+    def make(cell: Cell) -> list[contenders.Contender]:
+        return contenders.contenders(cell.op, cell.has_rivals, rivals)
+
     with _progress() as progress:
+        outlet = benchrun.Outlet(log, header, progress, emit, seconds)
         if is_tuning:
-            found = tune.run(cells, setting, log, header, progress, emit)
-            return benchfile.Part(header, (), tuple(found))
-
-        def make(cell: Cell) -> list[contenders.Contender]:
-            return contenders.contenders(cell.op, cell.has_rivals, rivals)
-
-        rows = opbench.run(cells, make, setting, log, header, progress, emit)
-    return benchfile.Part(header, tuple(rows))
+            found, left = tune.run(cells, setting, outlet)
+            part = benchfile.Part(header, (), tuple(found))
+        else:
+            rows, left = benchrun.run(cells, make, setting, outlet)
+            part = benchfile.Part(header, tuple(rows))
+    if left:
+        typer.echo(f"note: the seconds are over, {left} cells are left: --resume", err=True)
+    return part
 
 
 def _host(

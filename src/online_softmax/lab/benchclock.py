@@ -10,6 +10,7 @@ import torch
 
 from online_softmax.lab import bench
 from online_softmax.lab.bench import Call, Rotation, Timing
+from online_softmax.lab.benchfile import Entry
 
 VALUES = ("normal", "ascending")  # ascending: the worst for a running maximum
 DO_BENCH_WARMUP_MS, DO_BENCH_MS = 5, 40
@@ -32,7 +33,11 @@ class Setting:
 
 
 class Broken(RuntimeError):  # noqa: N818 a state of the device
-    """A contender left the device unusable; the message says which."""
+    """A contender left the device unusable; the message says which, `entry` is its row."""
+
+    def __init__(self, message: str, entry: Entry) -> None:
+        super().__init__(message)
+        self.entry = entry
 
 
 def gpu_setting(values: str = "normal") -> Setting:

@@ -29,6 +29,8 @@ class Entry:
     kind: str  # "ceiling", "ours" or "rival"
     ok: bool | None = None  # agrees with float64; None: it gave nothing to compare
     max_error: float | None = None  # largest |result - float64|
+    share_max: float | None = None  # the same over the row's largest probability, of softmax
+    share_mean: float | None = None  # its mean over all elements compared
     why: str = ""  # what is wrong, or why it did not run, or why no graph held it
     clock: str = ""  # of the times: "graph"; "do_bench" where no graph held the call
     median_us: float | None = None  # a call
@@ -57,7 +59,7 @@ class Row:
     entries: tuple[Entry, ...] = ()
     is_cold_l2: bool | None = None
     sets: int = 0  # buffer sets in rotation
-    checked_rows: int = 0  # of each rival's result; of ours, all rows are compared
+    checked_rows: int = 0  # compared of each rival's result; of ours and torch's, all rows
     seconds: float = 0.0  # that measuring took
     why: str = ""  # why the whole cell was not measured
 

@@ -41,6 +41,9 @@ Values = Annotated[
     str, option("normal, or ascending in each row, the worst for a running maximum.", "NAME")
 ]
 Shard = Annotated[str, option("Every n-th cell from the i-th.", "I/N")]
+Seconds = Annotated[
+    float, option("Begin no cell after so many; --resume goes on later.", "S", min=0)
+]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Go on with the file of --save; what it has is skipped.")
 ]
@@ -60,4 +63,4 @@ Host = Annotated[
 ]
 
 __all__ = ["HELP", "NARROWEST", "Against", "Cells", "Grid", "Host", "Json", "Listed", "Ops"]
-__all__ += ["Resume", "Save", "Shard", "Stored", "Tune", "Types", "Values"]
+__all__ += ["Resume", "Save", "Seconds", "Shard", "Stored", "Tune", "Types", "Values"]

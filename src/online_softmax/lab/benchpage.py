@@ -92,17 +92,19 @@ def _rivals(rows: Iterable[Row]) -> list[str]:
     return [name for name in RIVALS if name in there]
 
 
+def _ours(rows: Iterable[Row]) -> list[str]:
+    """The lines of ours, "ours" the first."""
+    there = (entry.name for row in rows for entry in row.entries if entry.kind == "ours")
+    return list(dict.fromkeys(("ours", *there)))
+
+
 def cell_tables(rows: Sequence[Row], title: str = "") -> list[Table]:
     """Every cell, a table for each operation and type."""
     tables = []
     for (op, dtype), group in _groups(rows).items():
         rivals = _rivals(group)
         # Ours under another setting, "ours, ..." say, stands beside with its own time.
-        more = list(
-            dict.fromkeys(
-                e.name for r in group for e in r.entries if e.kind == "ours" and e.name != "ours"
-            )
-        )
+        more = _ours(group)[1:]
         head = ("rows x cols", "ceiling µs", "µs", "GB/s", "of ceiling", "do_bench µs")
         lines = []
         for row in group:
@@ -143,7 +145,7 @@ def below_table(rows: Sequence[Row]) -> Table:
 
 
 def _beside_line(each: Beside) -> tuple[str, ...]:
-    ours = each.row.entry("ours")
+    ours = each.row.entry(each.name)
     spread = max(ours.spread_us if ours else 0.0, each.rival.spread_us)
     mark = "*" if each.rival.clock == "do_bench" else ""
     return (_name(each.row), each.rival.name, _time(ours), _us(each.rival.median_us) + mark,
@@ -164,16 +166,31 @@ def few_table(rows: Sequence[Row]) -> Table:
     """Few long rows beside the fastest rival: mean and worst cell of each operation and type."""
     lines = []
     for (op, dtype), group in _groups(rows).items():
-        found = goals.few(group)
-        if found:
+        for name in _ours(group):
+            found = goals.few(group, name)
+            if not found:
+                continue
             mean = goals.geometric_mean(each.times for each in found)
             worst = min(found, key=lambda each: each.times)
             late = sum(each.times * goals.FEW_ROWS_SLOWER < 1 for each in found)
-            lines.append((f"{op} {dtype}", str(len(found)), _times(mean), str(late),
+            lines.append((f"{op} {dtype}", name, str(len(found)), _times(mean), str(late),
                           _size(worst.row), _times(worst.times)))  # fmt: skip
-    head = ("operation", "cells", "mean", "over 10 % slower", "worst cell", "there")
+    head = ("operation", "", "cells", "mean", "over 10 % slower", "worst cell", "there")
     title = f"At most {goals.FEW_ROWS} rows of {goals.FEW_ROWS_COLS:,} columns and more: "
-    return Table(title + "times as fast as the fastest rival", head, tuple(lines))
+    return Table(title + "times as fast as the fastest rival", head, tuple(lines), text=2)
+
+
+def accuracy_table(rows: Sequence[Row]) -> Table:
+    """Errors of the main cells beside torch's: of softmax over the row's largest probability."""
+    lines = []
+    for row in rows:
+        ours, torch, right = row.entry("ours"), row.entry("torch"), goals.is_as_exact(row)
+        if row.cell.is_main and ours and torch and right is not None:
+            errors = (ours.share_max, torch.share_max, ours.share_mean, torch.share_mean)
+            shown = (NONE if each is None else f"{each:.2e}" for each in errors)
+            lines.append((_name(row), *shown, "yes" if right else "NO"))
+    head = ("cell", "largest error", "torch's", "mean error", "torch's", "at most torch's + 2⁻²³")
+    return Table("Errors beside torch's, against float64", head, tuple(lines))
 
 
 def refusals_table(rows: Sequence[Row]) -> Table:
@@ -214,6 +231,7 @@ def sections(parts: Sequence[Part], is_page: bool = False) -> dict[str, list[Tab
         "large": cell_tables([r for r in rows if r.cell.is_large]),
         "small": cell_tables(small, ", other cells"),
         "refusals": [refusals_table(rows)],
+        "accuracy": [accuracy_table(rows)],
         "few": [few_table(rows)],
         "means": [means_table(rows)],
     }

@@ -34,6 +34,9 @@ MEANS: dict[tuple[str, int], dict[str, float]] = {
 }
 NOISE = 1.02  # slower than this times the fastest rival, and by more than the spread: slower
 FEW_ROWS, FEW_ROWS_COLS = 16, 32000  # at most, at least
+EXACT = (
+    2**-23
+)  # an error may be torch's and this more: of the row's largest probability, of softmax
 FEW_ROWS_SLOWER = 1.10  # the most that one cell of few rows may take beside the fastest rival
 
 
@@ -88,24 +91,25 @@ class Beside:
     row: Row
     rival: Entry
     times: float  # as fast; below 1: slower
+    name: str = "ours"  # which line of ours
 
     @property
     def is_slower(self) -> bool:
         """By more than the noise, and by more than either's rounds are apart."""
-        ours = self.row.entry("ours")
+        ours = self.row.entry(self.name)
         if ours is None or ours.median_us is None or self.times * NOISE >= 1:
             return False
         spread = max(ours.spread_us, self.rival.spread_us)
         return ours.median_us * (1 - self.times) > spread
 
 
-def beside_fastest(row: Row) -> Beside | None:
+def beside_fastest(row: Row, name: str = "ours") -> Beside | None:
     """None where ours has no time, or no rival has."""
-    ours, found = row.entry("ours"), []
+    ours, found = row.entry(name), []
     for entry in row.entries:
         ratio = times(ours, entry) if entry.kind == "rival" else None
         if ratio:
-            found.append(Beside(row, entry, ratio))
+            found.append(Beside(row, entry, ratio, name))
     return min(found, key=lambda each: each.times, default=None)
 
 
@@ -125,11 +129,19 @@ def below_goal(rows: Sequence[Row]) -> list[tuple[Row, float, float]]:
     return found
 
 
-def few(rows: Iterable[Row]) -> list[Beside]:
+def few(rows: Iterable[Row], name: str = "ours") -> list[Beside]:
     """The cells of few long rows, each beside its fastest rival; where every rival was timed."""
     found = [
-        beside_fastest(row)
+        beside_fastest(row, name)
         for row in rows
         if row.rows <= FEW_ROWS and row.cols >= FEW_ROWS_COLS and row.cell.has_rivals
     ]
     return [each for each in found if each]
+
+
+def is_as_exact(row: Row) -> bool | None:
+    """Whether our largest error is torch's at most, but for EXACT; None: one of them is unknown."""
+    ours, torch = row.entry("ours"), row.entry("torch")
+    if ours is None or torch is None or ours.share_max is None or torch.share_max is None:
+        return None
+    return ours.share_max <= torch.share_max + EXACT

@@ -122,9 +122,9 @@ def _pieces(x: Tensor) -> dict[str, Plain]:
         return catalogue.choose(seen)[0].numbers(seen)
 
     parts: dict[str, Plain] = {"empty_like": lambda: torch.empty_like(x), "planning": planning}
-    if x.is_cuda and record.backend == "cuda":
-        from online_softmax.cuda import launch
+    from online_softmax.cuda import launch
 
+    if x.is_cuda and record.name in launch.RUNG:
         y = torch.empty_like(x)
         works = launch.RUNG[record.name].build(x, y, record.numbers(problem))
         drivers = [_driver_launch(work, x) for work in works]
@@ -194,8 +194,10 @@ def fresh(rows: int, cols: int, device: str, processes: int = FRESH) -> dict[str
         for _ in range(processes + 1):
             done = subprocess.run(
                 command, env=environment, capture_output=True, text=True, timeout=FRESH_SECONDS,
-                check=True,
+                check=False,
             )  # fmt: skip
+            if done.returncode:
+                raise RuntimeError(f"a fresh process failed: {done.stderr[-500:]}")
             runs.append(json.loads(done.stdout.splitlines()[-1]))
     later = {name: median(run[name] for run in runs[1:]) for name in runs[0]}
     return {**later, **{f"cold_{name}": ms for name, ms in runs[0].items() if name != "import_ms"}}

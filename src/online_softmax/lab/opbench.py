@@ -8,24 +8,22 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from online_softmax.lab import bench, benchfile, opjudge
+from online_softmax.lab import bench, opjudge
 from online_softmax.lab.bench import Call, Rotation, Timing
 from online_softmax.lab.benchclock import Broken, Setting
 from online_softmax.lab.benchfile import Entry, Row
-from online_softmax.lab.contenders import Contender, Refusal
+from online_softmax.lab.contenders import EVERYWHERE, Contender, Refusal
 from online_softmax.lab.grid import Cell
 
 SEED = 0
 CHECKED_ELEMENTS = 2**24  # of each rival's result
 REASON = 300  # characters of a rival's message that are kept
-
-Make = Callable[[Cell], Sequence[Contender]]
 
 # ---- buffers
 
@@ -70,7 +68,7 @@ def checked_rows(cell: Cell) -> int:
 
 def judged(
     call: Call, cell: Cell, tensors: tuple[Tensor, ...], ulps: float, rows: int = 0
-) -> opjudge.Verdict:
+) -> opjudge.Judged:
     """Run a call once, into NaN, and compare what it filled or returned with float64."""
     tensors[-1].fill_(torch.nan)
     made = call(*tensors)
@@ -88,7 +86,9 @@ def _enter(
         call = line.make()
         if line.kind == "ceiling":
             return entry, call
-        ulps, rows = (opjudge.OUR_ULPS, 0) if is_ours else (opjudge.RIVAL_ULPS, checked_rows(cell))
+        ulps = opjudge.OUR_ULPS if is_ours else opjudge.RIVAL_ULPS
+        # torch's errors stand beside ours in a table, so both are those of all rows.
+        rows = 0 if is_ours or line.name in EVERYWHERE else checked_rows(cell)
         verdict = judged(call, cell, tensors, ulps, rows)
         setting.synchronize()
     except Refusal as refusal:
@@ -96,18 +96,28 @@ def _enter(
     except Exception as error:
         if line.kind == "ceiling":
             raise
-        alive(setting, line.name, cell, error)
+        alive(setting, line.name, cell, error, line.kind)
         return replace(entry, ok=False if is_ours else None, why=said(error)), None
-    entry = replace(entry, ok=verdict.ok, max_error=verdict.max_error)
+    entry = replace(
+        entry,
+        ok=verdict.ok,
+        max_error=verdict.max_error,
+        share_max=verdict.share_max,
+        share_mean=verdict.share_mean,
+    )
     return (entry, call) if verdict.ok else (replace(entry, why=f"wrong: {verdict.why}"), None)
 
 
-def alive(setting: Setting, name: str, cell: Cell, error: BaseException) -> None:
+def alive(
+    setting: Setting, name: str, cell: Cell, error: BaseException, kind: str = "rival"
+) -> None:
     """Raise Broken where an error has left the device unusable."""
     try:
         setting.synchronize()
     except RuntimeError:
-        raise Broken(f"{name} on {cell.text} left the device unusable: {said(error)}") from error
+        entry = Entry(name, kind, ok=None if kind == "rival" else False, why=said(error))
+        said_so = f"{name} on {cell.text} left the device unusable: {entry.why}"
+        raise Broken(said_so, entry) from error
 
 
 def lacking(cell: Cell, allocating: int, setting: Setting) -> str:
@@ -139,7 +149,11 @@ def measure(cell: Cell, lines: Sequence[Contender], setting: Setting) -> Row:
             calls[line.name] = call
     # Only the ceiling must not fail: without it the cell says nothing.
     may_fail = [line.name for line in lines if line.kind != "ceiling"]
-    timings = setting.interleaved(sets, calls, may_fail)
+    try:
+        timings = setting.interleaved(sets, calls, may_fail)
+    except Exception as error:
+        alive(setting, "the rounds", cell, error, "ours")
+        raise
     for name, call in calls.items():
         entries[name] = _timed(entries[name], call, timings[name], sets.sets[0], cell, setting)
     return replace(
@@ -163,11 +177,12 @@ def _timed(
     try:
         do_bench_us = setting.do_bench(lambda: call(*tensors))
     except Exception as error:  # noqa: BLE001  a row; the run goes on while the device does
-        alive(setting, entry.name, cell, error)
+        alive(setting, entry.name, cell, error, entry.kind)
         why = timing.refused or said(error)
         return replace(entry, why=why) if timing.refused else _with_graph(entry, timing, cell)
     if timing.refused:
-        why = f"no graph holds it, timed by do_bench: {timing.refused}"
+        refused = " ".join(timing.refused.split())
+        why = f"no graph holds it, timed by do_bench: {refused}"
         gbs = cell.ideal_bytes / do_bench_us / 1e3
         return replace(
             entry,
@@ -190,71 +205,3 @@ def _with_graph(entry: Entry, timing: Timing, cell: Cell) -> Entry:
         rounds_us=timing.rounds_us,
         gbs=cell.ideal_bytes / timing.median_us / 1e3,
     )
-
-
-# ---- many cells
-
-
-class Pace:
-    """How long the rest will take, from what was measured: cells with every rival take longer."""
-
-    def __init__(self) -> None:
-        self.spent: dict[bool, list[float]] = {True: [], False: []}
-
-    def add(self, cell: Cell, seconds: float) -> None:
-        self.spent[cell.has_rivals].append(seconds)
-
-    def left(self, cells: Sequence[Cell]) -> float | None:
-        """Seconds; None before anything was measured."""
-        every = self.spent[True] + self.spent[False]
-        if not every:
-            return None
-        mean = {kind: sum(s or every) / len(s or every) for kind, s in self.spent.items()}
-        return sum(mean[cell.has_rivals] for cell in cells)
-
-
-Progress = Callable[[str, int, int, float | None], None]  # what is next, done, in all, seconds left
-
-
-def each(
-    todo: Sequence[Cell],
-    one: Callable[[Cell], str],
-    log: benchfile.Log,
-    header: benchfile.Header,
-    progress: Progress | None,
-    emit: Callable[[str], None] | None,
-) -> None:
-    """Measure each cell by `one`, which gives its line; write, and give `emit`, each line at once,
-    the header before the first."""
-    pace = Pace()
-    for done, cell in enumerate(todo):
-        if progress:
-            progress(cell.text, done, len(todo), pace.left(todo[done:]))
-        start = time.perf_counter()
-        text = one(cell)
-        pace.add(cell, time.perf_counter() - start)
-        text = text if done else benchfile.header_line(header) + text
-        log.write(text)
-        if emit:
-            emit(text)
-
-
-def run(
-    cells: Sequence[Cell],
-    make: Make,
-    setting: Setting,
-    log: benchfile.Log,
-    header: benchfile.Header,
-    progress: Progress | None = None,
-    emit: Callable[[str], None] | None = None,
-) -> list[Row]:
-    """Measure the cells that the log does not have."""
-    rows: list[Row] = []
-
-    def one(cell: Cell) -> str:
-        rows.append(measure(cell, make(cell), setting))
-        return benchfile.line("cell", rows[-1])
-
-    todo = [cell for cell in cells if not log.has(cell, setting.values)]
-    each(todo, one, log, header, progress, emit)
-    return rows

@@ -9,17 +9,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-
-from online_softmax.lab.judge import Verdict
 
 CHUNK = 2**24  # float64 elements compared at a time
 RTOL = 1e-5  # float32 arithmetic: exp, the sum, the division
 ATOL = 1e-5
 PROBABILITY_ATOL = 1e-8  # of the row's largest: far below it exp loses digits
 OUR_ULPS, RIVAL_ULPS = 0.5, 2.0
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What `check` found. Of softmax the share is the error over the row's largest probability; of
+    any other operation it is the error itself."""
+
+    ok: bool
+    max_error: float  # largest |result - float64| where that is a number
+    why: str = ""  # if not ok: the first wrong element, in a sentence
+    share_max: float = math.nan
+    share_mean: float = math.nan
+
 
 Wanted = tuple[Tensor, Tensor]  # the float64 result, and the sizes that ATOL is a share of
 
@@ -62,7 +74,7 @@ WANTED: dict[str, Callable[..., Wanted]] = {
 
 def check(
     op: str, inputs: Sequence[Tensor], got: Tensor, ulps: float = OUR_ULPS, rows: int = 0
-) -> Verdict:
+) -> Judged:
     """Judge a result of an operation along the last dimension of (rows, cols) inputs.
 
     Args:
@@ -76,7 +88,7 @@ def check(
     shape = whole.shape[:1] if op == "logsumexp" else whole.shape
     if got.shape != shape or got.dtype not in (whole.dtype, torch.float32):
         given, wanted = f"{tuple(got.shape)} {got.dtype}", f"{tuple(shape)} {whole.dtype}"
-        return Verdict(False, math.nan, f"the result is {given}, should be {wanted}")
+        return Judged(False, math.nan, f"the result is {given}, should be {wanted}")
     if rows and rows < len(whole):
         places = [i * (len(whole) - 1) // max(rows - 1, 1) for i in range(rows)]
         return _check(op, [t[places] for t in inputs], got[places], places, ulps)
@@ -85,12 +97,12 @@ def check(
 
 def _check(
     op: str, inputs: Sequence[Tensor], got: Tensor, places: Sequence[int], ulps: float
-) -> Verdict:
+) -> Judged:
     eps = torch.finfo(got.dtype).eps
     spacing = ulps * torch.finfo(got.dtype).smallest_normal * eps  # near 0
     rtol = RTOL + (0.0 if got.dtype == torch.float32 else ulps * eps)
     step = max(CHUNK // max(inputs[0].shape[1], 1), 1)
-    worst = 0.0
+    worst = share_max = share_sum = 0.0
     for start in range(0, len(got), step):
         part = slice(start, start + step)
         want, sizes = WANTED[op](*(t[part].double() for t in inputs))
@@ -99,7 +111,11 @@ def _check(
         allowed = rtol * want.abs() + ATOL * sizes + spacing
         right = torch.where(want.isnan(), found.isnan(), want.isfinite() & (off <= allowed))
         right |= found == want  # infinities
-        worst = max(worst, float(off.nan_to_num(0.0, posinf=0.0).max()))
+        off = off.nan_to_num(0.0, posinf=0.0)
+        worst = max(worst, float(off.max()))
+        share = off / want.amax(-1, keepdim=True) if op == "softmax" else off
+        share_max = max(share_max, float(share.max()))
+        share_sum += float(share.sum())
         if not bool(right.all()):
             where = [int(i) for i in (~right).nonzero()[0]]
             at = tuple(where)
@@ -109,5 +125,5 @@ def _check(
                 f"(allowed error {float(allowed[at]):.2g}); {int((~right).sum())} of "
                 f"{right.numel()} compared there are wrong"
             )
-            return Verdict(False, worst, why)
-    return Verdict(True, worst)
+            return Judged(False, worst, why)
+    return Judged(True, worst, "", share_max, share_sum / max(got.numel(), 1))

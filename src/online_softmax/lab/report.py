@@ -26,6 +26,8 @@ PERFORMANCE = ROOT / "docs" / "performance.md"
 LESSONS = ROOT / "docs" / "lessons"
 PICTURE = ROOT / "docs" / "ladder.png"
 MAIN = ("float32", 32768, 4096)  # the cell of README's table and picture
+SECTIONS = ("means", "below", "slower", "few", "host", "accuracy", "large", "small", "refusals",
+            "tuning")  # fmt: skip
 NOTHING = "No results are stored yet."
 NO_TABLE = "The stored results have none."
 NO_CELL = "None."
@@ -195,7 +197,7 @@ def performance(text: str, parts: list[Part]) -> str:
     found = benchpage.sections(parts, is_page=True)
     said = list(dict.fromkeys(map(benchpage.circumstances, parts)))
     bodies = {"circumstances": "\n".join(f"- {each}" for each in said) or NOTHING}
-    for name in ("means", "below", "slower", "few", "host", "large", "small", "refusals", "tuning"):
+    for name in SECTIONS:
         tables = found.get(name, [])
         drawn = [
             (f"**{each.title}**\n\n" if len(tables) > 1 else "")

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 
 from online_softmax import catalogue, plan
-from online_softmax.lab import bench, benchfile, opbench, opjudge
+from online_softmax.lab import bench, benchfile, benchrun, opbench, opjudge
 from online_softmax.lab.bench import Call
-from online_softmax.lab.benchclock import Setting
+from online_softmax.lab.benchclock import Broken, Setting
+from online_softmax.lab.benchrun import Outlet
 from online_softmax.lab.contenders import CEILING
 from online_softmax.lab.grid import Cell
 from online_softmax.lab.inputs import BadInput
@@ -105,7 +106,7 @@ def _judged(variant: Variant, cell: Cell, sets: bench.Rotation, setting: Setting
         verdict = opbench.judged(variant.call, cell, sets.sets[0], opjudge.OUR_ULPS, rows)
         setting.synchronize()
     except Exception as error:  # noqa: BLE001  numbers that do not launch: a row
-        opbench.alive(setting, variant.name, cell, error)
+        opbench.alive(setting, variant.name, cell, error, "ours")
         return entry | {"why": opbench.said(error)}
     return entry | {"why": "" if verdict.ok else f"wrong: {verdict.why}"}
 
@@ -143,21 +144,19 @@ def table(line: dict[str, Any]) -> tuple[str, tuple[str, ...], tuple[tuple[str, 
 
 
 def run(
-    cells: Sequence[Cell],
-    setting: Setting,
-    log: benchfile.Log,
-    header: benchfile.Header,
-    progress: opbench.Progress | None = None,
-    emit: Callable[[str], None] | None = None,
-    source: Variants = variants,
-) -> list[dict[str, Any]]:
-    """Rank the variants of every cell that the log does not have; each is written at once."""
-    todo = [cell for cell in cells if not is_kept(log, cell, setting.values)]
+    cells: Sequence[Cell], setting: Setting, outlet: Outlet, source: Variants = variants
+) -> tuple[list[dict[str, Any]], int]:
+    """Rank the variants of every cell that the log does not have; what was found, and how many
+    cells are left."""
     done: list[dict[str, Any]] = []
 
     def one(cell: Cell) -> str:
         done.append({"kind": "tuning", **tune(cell, setting, source)})
         return benchfile.line("tuning", done[-1])
 
-    opbench.each(todo, one, log, header, progress, emit)
-    return done
+    def lost(cell: Cell, broken: Broken) -> str:
+        line = {**asdict(cell), "values": setting.values, "ranking": [], "why": str(broken)}
+        return benchfile.line("tuning", line)
+
+    todo = [cell for cell in cells if not is_kept(outlet.log, cell, setting.values)]
+    return done, benchrun.each(todo, one, lost, outlet)
