@@ -5,14 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import torch
 
 from host_kit import KERNELS, poisoned, softmax_launch
 from online_softmax.cuda import host
-from online_softmax.cuda.host import execute
 from online_softmax.cuda.launch import Launch
 
 FULL = 0xFFFFFFFF
@@ -66,29 +64,6 @@ def test_python_threads_launch_at_once(kernels: str) -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(total, range(1, 40))) == [20.0 * cols for cols in range(1, 40)]
-
-
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux's /proc")
-def test_many_libraries_do_not_use_up_the_mappings() -> None:
-    """Stacks are kept for the next launch, but not by every library that ever ran."""
-
-    def stacks() -> int:
-        """Mappings that may not be touched: a guard a stack, and few others."""
-        return sum("---p" in line for line in Path("/proc/self/maps").read_text().splitlines())
-
-    counts = []
-    for rung in ("safe", "v1_warp_shuffle"):
-        for dtype, name in ((torch.float32, "float"), (torch.float16, "half_t")):
-            for _ in range(2):  # the second finds what the first left
-                x, y = torch.zeros(4, 8, dtype=dtype), poisoned(4, 8, dtype=dtype)
-                args = (x, y, 4, 8, 8)
-                host.launch(Launch(f"ladder/{rung}.cu", f"{rung}<{name}>", args, 4, 1024))
-            assert (y == 0.125).all()
-            counts.append(stacks())
-    kept = execute.WARM_LIBRARIES * 1024 * min(execute.processors(), 4)
-    assert len(counts) > execute.WARM_LIBRARIES
-    assert counts[0] > 1000
-    assert counts[-1] < kept + 500
 
 
 def test_arguments_arrive(kernels: str) -> None:

@@ -66,6 +66,7 @@ inline void run_next(FILE* file, const Array* arrays, const Kernel* kernels,
         kind == 'p' ? reinterpret_cast<uint64_t>(arrays[array].data + value) : uint64_t(value);
   }
   request.slots = slots;
+  request.stacks = &stack_pool;
   run(&request, kernels[kernel].call);
   if (request.error[0]) {
     fprintf(stderr, "fault: %s\n", request.error);

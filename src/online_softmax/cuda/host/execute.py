@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
@@ -19,13 +19,9 @@ MAX_BLOCK = 1024  # threads
 MAX_CLUSTER = 16  # blocks
 MAX_SHARED_BYTES = 227 << 10  # what the largest GPUs give one block
 ERROR_BYTES = 1024
-# Libraries that keep their threads' stacks for the next launch: each up to 16,384 memory mappings
-# (fibers.h), of the 65,530 that Linux lets a process have.
-WARM_LIBRARIES = 3
 
 _libraries: dict[tuple[Path, str], _Library] = {}
 _together: dict[Path, tuple[str, ...]] = {}  # symbols that build was asked for
-_warm: list[_Library] = []  # the last used at the end
 _lock = threading.Lock()
 os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 
@@ -102,6 +98,7 @@ def launch(launch: Launchable, order: int = 0, workers: int | None = None) -> Co
         order,
         workers or processors(),
         ctypes.cast(ctypes.c_char_p(packed), ctypes.c_void_p),
+        _Library.stacks,
     )
     library.run(launch.symbol, request)
     if request.error:
@@ -207,6 +204,7 @@ class _Request(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("grid", "block", "cluster", "shared_bytes")),
         *((name, ctypes.c_int64) for name in ("cooperative", "order", "workers")),
         ("slots", ctypes.c_void_p),
+        ("stacks", ctypes.c_void_p),
         *((name, ctypes.c_uint64) for name in ("reads", "writes", "exps")),
         ("error", ctypes.c_char * ERROR_BYTES),
     )
@@ -214,6 +212,8 @@ class _Request(ctypes.Structure):
 
 class _Library:
     """A loaded library with the kernels of one file."""
+
+    stacks: ClassVar[int | None] = None  # the first library's StackPool, which all of them use
 
     def __init__(self, path: Path, symbols: tuple[str, ...]) -> None:
         self._places = {symbol: place for place, symbol in enumerate(symbols)}
@@ -225,6 +225,10 @@ class _Library:
             self._code = ctypes.CDLL(str(toolchain.build(path, symbols)))
         self._code.online_softmax_kinds.restype = ctypes.c_char_p
         self._code.online_softmax_kinds.argtypes = [ctypes.c_int64]
+        self._code.online_softmax_stacks.restype = ctypes.c_void_p
+        self._code.online_softmax_stacks.argtypes = []
+        if _Library.stacks is None:  # whoever makes a library holds the lock
+            _Library.stacks = self._code.online_softmax_stacks()
         self._code.online_softmax_run.restype = None
         self._code.online_softmax_run.argtypes = [ctypes.c_int64, ctypes.POINTER(_Request)]
 
@@ -234,18 +238,10 @@ class _Library:
     def run(self, symbol: str, request: _Request) -> None:
         self._code.online_softmax_run(self._places[symbol], ctypes.byref(request))
 
-    def drop_stacks(self) -> None:
-        self._code.online_softmax_drop_stacks()
-
 
 def _library(path: Path, symbol: str) -> _Library:
     with _lock:
         library = _libraries.get((path, symbol))
         if library is None:
             library = _libraries[path, symbol] = _Library(path, (symbol,))
-        if library in _warm:
-            _warm.remove(library)
-        _warm.append(library)
-        while len(_warm) > WARM_LIBRARIES:
-            _warm.pop(0).drop_stacks()
         return library

@@ -56,9 +56,10 @@ constexpr size_t GUARD_BYTES = 64 << 10;  // at least a page, on every machine
 constexpr size_t COLOUR_BYTES = 192, COLOURS = 20;
 
 struct Stack {
-  char* low;  // lowest usable byte; an inaccessible guard lies below
+  char* low;  // lowest usable byte; GUARD_BYTES lie below
   Stack* next;
   size_t colour;
+  bool guarded;  // those bytes are inaccessible
 };
 
 // ---- the switch
@@ -172,60 +173,52 @@ HOST_UNCHECKED inline void prepare_context(Context& context, Stack* stack, void 
 
 // ---- stacks, kept between launches
 
+// One for the whole process. Every library of kernels has this object, and execute.py hands that of
+// the first library to all: a pool for each would take its own share of the mappings.
 struct StackPool {
   pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
   Stack* free = nullptr;
-  size_t alive = 0;
+  size_t made = 0, guarded = 0;
 };
 static StackPool stack_pool;
 
-// Stacks beyond this number have no guard (a process may have some 65,000 mappings, and each stack
-// with its guard is two), and go back to the system after the launch. Every loaded library has a
-// pool: execute.py lets a few of them keep theirs.
-constexpr size_t KEPT_STACKS = 8192;
+// A guard makes a stack two mappings, and Linux gives a process 65,530 (vm.max_map_count). Past them
+// every mmap fails, those of malloc and of Python too. Stacks beyond this number have no guard,
+// which lets neighbours be one mapping, and go back to the system after the launch.
+constexpr size_t MAX_GUARDED_STACKS = 8192;
 
-HOST_UNCHECKED inline Stack* take_stack() {
-  pthread_mutex_lock(&stack_pool.lock);
-  Stack* stack = stack_pool.free;
+HOST_UNCHECKED inline Stack* take_stack(StackPool& pool) {
+  pthread_mutex_lock(&pool.lock);
+  Stack* stack = pool.free;
   if (stack != nullptr) {
-    stack_pool.free = stack->next;
+    pool.free = stack->next;
   } else {
     void* memory = mmap(nullptr, GUARD_BYTES + STACK_BYTES, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory != MAP_FAILED) {
-      if (stack_pool.alive < KEPT_STACKS) mprotect(memory, GUARD_BYTES, PROT_NONE);
-      stack = new Stack{static_cast<char*>(memory) + GUARD_BYTES, nullptr,
-                        stack_pool.alive++ % COLOURS};
+      const bool guarded =
+          pool.guarded < MAX_GUARDED_STACKS && mprotect(memory, GUARD_BYTES, PROT_NONE) == 0;
+      stack = new Stack{static_cast<char*>(memory) + GUARD_BYTES, nullptr, pool.made++ % COLOURS,
+                        guarded};
+      pool.guarded += guarded;
     }
   }
-  pthread_mutex_unlock(&stack_pool.lock);
+  pthread_mutex_unlock(&pool.lock);
   return stack;
 }
 
-HOST_UNCHECKED inline void drop_stack(Stack* stack) {  // with the pool locked
-  munmap(stack->low - GUARD_BYTES, GUARD_BYTES + STACK_BYTES);
-  --stack_pool.alive;
-  delete stack;
-}
-
-HOST_UNCHECKED inline void give_stack(Stack* stack) {
-  pthread_mutex_lock(&stack_pool.lock);
-  if (HOST_FRESH_STACKS || stack_pool.alive > KEPT_STACKS) {
-    drop_stack(stack);
+HOST_UNCHECKED inline void give_stack(StackPool& pool, Stack* stack) {
+  pthread_mutex_lock(&pool.lock);
+  // It cuts a mapping in two where neighbours are one, which can fail: then the stack is kept.
+  if ((HOST_FRESH_STACKS || !stack->guarded) &&
+      munmap(stack->low - GUARD_BYTES, GUARD_BYTES + STACK_BYTES) == 0) {
+    pool.guarded -= stack->guarded;
+    delete stack;
   } else {
-    stack->next = stack_pool.free;
-    stack_pool.free = stack;
+    stack->next = pool.free;
+    pool.free = stack;
   }
-  pthread_mutex_unlock(&stack_pool.lock);
-}
-
-HOST_UNCHECKED inline void drop_free_stacks() {
-  pthread_mutex_lock(&stack_pool.lock);
-  while (Stack* stack = stack_pool.free) {
-    stack_pool.free = stack->next;
-    drop_stack(stack);
-  }
-  pthread_mutex_unlock(&stack_pool.lock);
+  pthread_mutex_unlock(&pool.lock);
 }
 
 }  // namespace host

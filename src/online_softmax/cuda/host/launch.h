@@ -83,7 +83,7 @@ HOST_UNCHECKED inline void run_team(Worker* w, int64_t team) {
 #if defined(HOST_TSAN)
   for (unsigned i = 0; i < w->team_blocks * unsigned(w->launch->request->block); ++i) {
     __tsan_destroy_fiber(w->threads[i].tsan);
-    give_stack(w->threads[i].stack);
+    give_stack(*w->launch->request->stacks, w->threads[i].stack);
     w->threads[i].stack = nullptr;
   }
 #endif
@@ -124,10 +124,10 @@ HOST_UNCHECKED inline void* run_worker(void* argument) {
   __atomic_fetch_add(&out->exps, w->exps, __ATOMIC_RELAXED);
   for (unsigned b = 0; b < w->team_blocks; ++b) free_shared(w->blocks[b]);
   for (size_t i = 0; i < threads; ++i)  // stacks of a launch that failed
-    if (Stack* stack = w->threads[i].stack) give_stack(stack);
+    if (Stack* stack = w->threads[i].stack) give_stack(*r.stacks, stack);
   for (Stack* stack = w->spare; stack;) {
     Stack* next = stack->next;
-    give_stack(stack);
+    give_stack(*r.stacks, stack);
     stack = next;
   }
   free(w->threads);
@@ -217,10 +217,10 @@ struct Kernel {
   extern "C" __attribute__((visibility("default"))) const char* online_softmax_kinds(int64_t i) { \
     return host_kernels[i].kinds;                                                                 \
   }                                                                                               \
+  extern "C" __attribute__((visibility("default"))) void* online_softmax_stacks() {               \
+    return &host::stack_pool;                                                                     \
+  }                                                                                               \
   extern "C" __attribute__((visibility("default"))) void online_softmax_run(                      \
       int64_t i, host::Request* request) {                                                        \
     host::run(request, host_kernels[i].call);                                                     \
-  }                                                                                               \
-  extern "C" __attribute__((visibility("default"))) void online_softmax_drop_stacks() {           \
-    host::drop_free_stacks();                                                                     \
   }

@@ -6,13 +6,14 @@
 
 namespace host {
 
-// What the caller fills in and gets back: the same layout stands in __init__.py.
+// What the caller fills in and gets back: the same layout stands in execute.py.
 struct Request {
   int64_t grid, block, cluster, shared_bytes;
   int64_t cooperative;
   int64_t order;  // 0: threads start in order; 1: in reverse; more: the seed of a mixed order
   int64_t workers;
   const uint64_t* slots;  // 8 bytes an argument
+  StackPool* stacks;
   uint64_t reads, writes, exps;
   char error[1024];  // empty: the launch succeeded
 };

@@ -134,7 +134,7 @@ HOST_UNCHECKED inline void start(Worker* w, Thread* t) {
   if (t->stack)
     w->spare = t->stack->next;
   else
-    t->stack = take_stack();
+    t->stack = take_stack(*w->launch->request->stacks);
   if (t->stack == nullptr) fail("no memory for the stack of one more thread");
   prepare_context(t->context, t->stack, thread_main);
 }
