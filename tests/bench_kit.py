@@ -12,6 +12,7 @@ from online_softmax.lab.bench import Call, Rotation, Timing
 from online_softmax.lab.benchclock import Setting
 from online_softmax.lab.benchfile import Header
 from online_softmax.lab.contenders import Contender
+from online_softmax.lab.grid import Cell
 
 HEADER = Header("2026-01-01T00:00:00+00:00", "online-softmax bench", "a GPU", {"sources": "abc"})
 SPREAD = 0.01  # of a median: how far fake rounds are apart
@@ -110,3 +111,12 @@ def lines(op: str, ours: Call | None = None, **rivals: Call) -> list[Contender]:
     for name, call in rivals.items():
         found.append(Contender(name, "rival", lambda call=call: call))
     return found
+
+
+def cells(count: int) -> list[Cell]:
+    return [Cell("softmax", "float32", 2, 8 + n) for n in range(count)]
+
+
+def make(cell: Cell) -> list[Contender]:
+    """Contenders of any cell, all right."""
+    return lines(cell.op, theirs=right(cell.op))

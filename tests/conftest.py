@@ -11,7 +11,8 @@ import torch
 if TYPE_CHECKING:
     from online_softmax.lab.results import Run
 
-pytest.register_assert_rewrite("cli_kit", "host_kit", "ladder_kit", "languages", "triton_kit")
+KITS = ("bench_kit", "cli_kit", "host_kit", "ladder_kit", "languages", "triton_kit")
+pytest.register_assert_rewrite(*KITS)
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when the kernels' module is imported
