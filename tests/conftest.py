@@ -1,4 +1,4 @@
-"""Before any test: without a GPU, Triton's kernels run in its interpreter."""
+"""Before any test: Triton interprets where there is no GPU, and random numbers have a seed."""
 
 from __future__ import annotations
 
@@ -16,6 +16,12 @@ pytest.register_assert_rewrite(*KITS)
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when the kernels' module is imported
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """The same random numbers in each run and each order; before fixtures, which may draw too."""
+    torch.manual_seed(0)
 
 
 # ---- what tests of the ladder share
