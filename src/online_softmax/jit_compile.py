@@ -180,7 +180,7 @@ def remedy(what: str, error: Exception) -> str:
     toolkit = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     return (
         f"{what}, cannot be loaded ({' '.join(str(error).split())}). "
-        f"Install it: pip install online-softmax[{extra}] (the number is that of "
+        f"Install it: pip install 'online-softmax[{extra}]' (the number is that of "
         f"torch.version.cuda; [cuda12] and [cuda13] exist). "
         f"Looked in {sysconfig.get_path('purelib')}, in {toolkit or 'CUDA_HOME (not set)'} "
         f"and where the system keeps libraries."
@@ -208,7 +208,7 @@ def target_of(arch: str) -> str:
     if not below:
         raise Unavailable(
             f"NVRTC {version} compiles for sm_{known[0]} and newer, not for {arch}. An older CUDA "
-            f"may: pip install online-softmax[cuda12], with a torch of CUDA 12."
+            "may: pip install 'online-softmax[cuda12]', with a torch of CUDA 12."
         )
     return f"compute_{below[-1]}"
 
