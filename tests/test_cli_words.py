@@ -152,6 +152,13 @@ def test_wrong_words(words: str, why: str):
                 "--seconds", "--save", "--plot", "--against", "--from",
             )
         ),
+        *(
+            f"bench softmax {option}"
+            for option in (
+                "--grid", "--cells", "--dtype", "--against", "--values", "--shard", "--tune",
+                "--host", "--save", "--from",
+            )
+        ),
         "explain 3 4 --arch", "explain 3 4 --dtype", "explain 3", "trace 1 --block", "trace",
     ],
 )  # fmt: skip

@@ -31,7 +31,7 @@ NO_GPU = (
 def bench(
     ops: options.Ops = None,
     grid: options.Grid = "big",
-    shapes: options.Cells = "",
+    shapes: options.Cells = None,
     dtype: options.Types = "bf16,fp16,fp32",
     against: options.Against = "torch,compile,quack,liger",
     values: options.Values = "normal",
@@ -42,16 +42,20 @@ def bench(
     save: options.Save = None,
     listed: options.Listed = False,
     stored: options.Stored = None,
-    tune: options.Tune = "",
-    host: options.Host = "",
+    tune: options.Tune = None,
+    host: options.Host = None,
 ) -> None:
     """Measure cells, or show what was measured."""
-    from online_softmax.lab import benchclock, benchfile, contenders
+    from online_softmax.lab import arguments, benchclock, benchfile, contenders
     from online_softmax.lab import grid as grids
     from online_softmax.lab.inputs import BadInput
 
+    texts = {"--cells": shapes, "--tune": tune, "--host": host, "--save": save, "--grid": grid}
+    texts |= {"--dtype": dtype, "--against": against, "--values": values, "--shard": shard}
+    for option, text in (*texts.items(), *(("--from", each) for each in stored or ())):
+        arguments.word(option, text, options.WANTED[option])
     if stored:
-        parts = benchfile.read([*stored, *map(Path, ops or ())])
+        parts = benchfile.read(map(Path, (*stored, *(ops or ()))))
         _show(parts, as_json)
         _end(benchfile.latest(parts))
         return
@@ -59,13 +63,14 @@ def bench(
         raise BadInput("bench takes operations, or --tune OP, or --host ROWS,COLS, or --from FILE")
     if resume and not save:
         raise BadInput("--resume goes on with a file: give --save FILE")
-    cells = [] if host else _cells(ops or [tune], grid, shapes, dtype, shard)
+    cells = [] if host else _cells(ops or [tune or ""], grid, shapes or "", dtype, shard)
     rivals = contenders.rivals(against)
     grids.named([values], benchclock.VALUES, "--values")
     if listed:
         _list(cells, rivals, as_json)
         return
-    _measure(cells, rivals, values, resume, as_json, save, bool(tune), host, seconds)
+    kept = Path(save) if save else None
+    _measure(cells, rivals, values, resume, as_json, kept, bool(tune), host or "", seconds)
 
 
 def _measure(

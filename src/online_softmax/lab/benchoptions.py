@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -31,7 +30,9 @@ Ops = Annotated[list[str] | None, typer.Argument(metavar="OP", show_default=Fals
 Grid = Annotated[
     str, option("big (2^27 elements a cell), small (few rows), odd (vocabularies) or all.", "NAME")
 ]
-Cells = Annotated[str, option("These shapes in place of a grid.", "ROWSxCOLS,...", "--cells")]
+Cells = Annotated[
+    str | None, option("These shapes in place of a grid.", "ROWSxCOLS,...", "--cells")
+]
 Types = Annotated[str, option("Default: bf16,fp16,fp32.", "TYPE,TYPE", "--dtype")]
 Against = Annotated[
     str,
@@ -47,20 +48,35 @@ Seconds = Annotated[
 Resume = Annotated[
     bool, typer.Option("--resume", help="Go on with the file of --save; what it has is skipped.")
 ]
-Save = Annotated[Path | None, option("Keep each cell as a JSON line, when it is done.", "FILE")]
+Save = Annotated[str | None, option("Keep each cell as a JSON line, when it is done.", "FILE")]
 Listed = Annotated[
     bool, typer.Option("--list", help="Run nothing; show the cells and their bytes.")
 ]
 Stored = Annotated[
-    list[Path] | None,
+    list[str] | None,
     option("Run nothing; show what was kept, of several files too.", "FILE...", "--from"),
 ]
 Tune = Annotated[
-    str, option("Rank every variant of an operation's kernels on the cells, and keep it.", "OP")
+    str | None,
+    option("Rank every variant of an operation's kernels on the cells, and keep it.", "OP"),
 ]
 Host = Annotated[
-    str, option("What a softmax call of that size costs the host, such as 8,1024.", "ROWS,COLS")
+    str | None,
+    option("What a softmax call of that size costs the host, such as 8,1024.", "ROWS,COLS"),
 ]
 
-__all__ = ["HELP", "NARROWEST", "Against", "Cells", "Grid", "Host", "Json", "Listed", "Ops"]
-__all__ += ["Resume", "Save", "Seconds", "Shard", "Stored", "Tune", "Types", "Values"]
+WANTED = {  # what to give where an option's text is blank
+    "--grid": "big, small, odd or all",
+    "--cells": "shapes, such as 4096x50257,1x1048576",
+    "--dtype": "float32, float16 or bfloat16, or several",
+    "--against": "names of rivals, such as torch,quack",
+    "--values": "normal or ascending",
+    "--shard": "i/n, such as 0/4",
+    "--tune": "an operation, such as softmax",
+    "--host": "ROWS,COLS, such as 8,1024",
+    "--save": "a file",
+    "--from": "a file",
+}
+
+__all__ = ["HELP", "NARROWEST", "WANTED", "Against", "Cells", "Grid", "Host", "Json", "Listed"]
+__all__ += ["Ops", "Resume", "Save", "Seconds", "Shard", "Stored", "Tune", "Types", "Values"]
