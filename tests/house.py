@@ -100,7 +100,7 @@ def operand(tokens: list[str], opens: str, closes: str) -> list[str]:
 
 # ---- imports point down
 
-LEVELS = {"arches": 0, "plan": 1, "jit": 2, "cuda": 3, "triton": 3, "reference": 3}
+LEVELS = {"arches": 0, "plan": 1, "rowplan": 1.5, "jit": 2, "cuda": 3, "triton": 3, "reference": 3}
 LEVELS |= {"catalogue": 4, "library": 5, "api": 6, "distributed": 6, "__init__": 7, "lab": 8}
 
 

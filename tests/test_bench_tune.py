@@ -1,4 +1,4 @@
-"""Tuning: every variant judged, ranked and kept; and the ladder's variants of softmax."""
+"""Tuning: every variant judged, ranked and kept; and the variants of a row."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from torch import Tensor
 
 from bench_kit import HEADER, right, setting, wrong
-from online_softmax import catalogue, plan
+from online_softmax import rowplan
+from online_softmax.cuda import host
 from online_softmax.lab import benchfile, benchpage, contenders, tune
 from online_softmax.lab.benchfile import Log
 from online_softmax.lab.benchrun import Outlet
@@ -80,34 +82,36 @@ def test_a_cell_that_does_not_fit_is_told():
     assert line["why"] in tune.table(line)[0]
 
 
-def test_the_ladder_s_variants():
-    problem = Problem(4096, 4096, "bfloat16")
-    found = tune.variants("softmax", problem)
+@pytest.mark.parametrize("op", rowplan.OPERATIONS)
+def test_the_variants_of_a_row(op: str):
+    problem = Problem(64, 32768, "bfloat16")
+    found = tune.variants(op, problem)
     assert len({each.name for each in found}) == len(found)
     by_kernel = {each.kernel for each in found}
-    assert {"v2_vectorized", "v3_register_cache", "v5_split_row"} <= by_kernel
+    assert by_kernel == {"registers", "split"} | ({"landed"} if op != "logsumexp" else set())
     (planned,) = [each for each in found if each.is_planned]
-    assert planned.kernel == plan.choose(problem)[0]
-    wanted = plan.numbers(planned.kernel, problem)
-    assert (planned.numbers["block"], planned.numbers["vectors"]) == (wanted.block, wanted.vectors)
-    wide = tune.variants("softmax", Problem(4, 1_048_576))
-    assert "v3_register_cache" not in {each.kernel for each in wide}
+    wanted = rowplan.numbers(op, 32768, "bfloat16", problem.arch)
+    assert (planned.kernel, planned.numbers["block"]) == (wanted.kernel, wanted.block)
+    assert planned.numbers["vectors"] == wanted.vectors
 
 
-def test_a_variant_s_call_runs_its_kernel_with_its_numbers(monkeypatch: pytest.MonkeyPatch):
-    import dataclasses
+@pytest.mark.skipif(host.compiler() is None, reason="host execution needs g++ or clang++")
+@pytest.mark.parametrize("op", rowplan.OPERATIONS)
+def test_a_variant_s_call_runs_its_kernel_with_its_numbers(op: str):
+    x, other = torch.randn(3, 100), torch.randn(3, 100)
+    tensors = {"logsumexp": (x, torch.empty(3))}.get(op, (x, torch.empty(3, 100)))
+    if op in rowplan.BACKWARD:
+        tensors = (x, other.softmax(-1), torch.empty(3, 100))
+    results = []
+    for variant in tune.variants(op, Problem(3, 100)):
+        tensors[-1].fill_(torch.nan)
+        variant.call(*tensors)
+        results.append(tensors[-1].clone())
+    assert len(results) > 2
+    for result in results:
+        torch.testing.assert_close(result, results[0], rtol=1e-5, atol=1e-6)
 
-    ran = []
-    record = dataclasses.replace(
-        catalogue.KERNELS["v2_vectorized"], run=lambda x, y, numbers: ran.append((x, y, numbers))
-    )
-    monkeypatch.setitem(catalogue.KERNELS, "v2_vectorized", record)
-    found = [v for v in tune.variants("softmax", Problem(8, 100)) if v.kernel == "v2_vectorized"]
-    for variant in found:
-        variant.call("x", "y")
-    assert [(x, y, n.block) for x, y, n in ran] == [("x", "y", v.numbers["block"]) for v in found]
 
-
-def test_an_operation_without_variants():
+def test_a_type_without_variants():
     with pytest.raises(BadInput, match="--tune logsumexp"):
-        tune.variants("logsumexp", Problem(1, 1))
+        tune.variants("logsumexp", Problem(1, 1, "float64"))

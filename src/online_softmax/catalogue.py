@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from online_softmax import plan
+from online_softmax import plan, rowplan
 from online_softmax.plan import Numbers, Problem
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -34,27 +34,48 @@ class Kernel:
     name: str
     backend: str  # "cuda", "triton", "torch" or "reference"
     idea: str
-    run: Callable[[Tensor, Tensor, Numbers], Any]
+    run: Callable[[Tensor, Tensor, Any], Any]
     dtypes: tuple[torch.dtype, ...] = FLOATS
     arches: tuple[str, ...] = ()  # compiled for in CI
     reads: int = 0  # reads per element; 0: not ours to say
     rung: bool = False  # a step of the ladder, with a lesson
+    operations: tuple[str, ...] = ("softmax",)  # row kernels: more, and planned by rowplan
 
-    def reasons(self, problem: Problem, block: int | None = None) -> list[str]:
+    @property
+    def is_row_kernel(self) -> bool:
+        """Whether it is one of the kernels that ship for the row operations."""
+        return self.name in rowplan.IDEAS
+
+    def reasons(self, problem: Problem, block: int | None = None, op: str = "softmax") -> list[str]:
         """Why this kernel cannot run a problem, with `block` threads if given; empty: it can."""
+        if self.is_row_kernel:
+            return rowplan.reasons(self.name, op, problem)
         return plan.reasons(self.name, problem, block)
 
-    def numbers(self, problem: Problem, block: int | None = None) -> Numbers:
-        """Launch numbers for a problem; `block` overrides the threads a block."""
+    def numbers(self, problem: Problem, block: int | None = None, op: str = "softmax") -> Any:
+        """Launch numbers (plan.Numbers, rowplan.Row) for a problem; `block` overrides a rung's."""
+        if self.is_row_kernel:
+            p = problem
+            return rowplan.forced(self.name, op, p.cols, p.dtype, p.arch)
         if self.backend in ("torch", "reference"):
             return Numbers(0, "no launch numbers: PyTorch chooses")
         return plan.numbers(self.name, problem, block)
 
 
-def _run_cuda(name: str, x: Tensor, y: Tensor, numbers: Numbers) -> Any:
+def launches(record: Kernel, x: Tensor, y: Tensor, numbers: Any) -> list[Any]:
+    """The launches by which a CUDA kernel fills y with the softmax of x's rows."""
+    from online_softmax.cuda import launch, row_launch
+
+    if record.is_row_kernel:
+        streams = rowplan.streams(problem_of(x), tensors=2)
+        return [*row_launch.forward("softmax", x, y, 1.0, False, numbers, streams)]
+    return [*launch.RUNG[record.name].build(x, y, numbers)]
+
+
+def _run_cuda(name: str, x: Tensor, y: Tensor, numbers: Any) -> Any:
     from online_softmax.cuda import launch
 
-    return launch.run(launch.RUNG[name].build(x, y, numbers), x.device)
+    return launch.run(launches(KERNELS[name], x, y, numbers), x.device)
 
 
 def _run_triton(name: str, x: Tensor, y: Tensor, numbers: Numbers) -> None:
@@ -100,6 +121,20 @@ def _catalogue() -> dict[str, Kernel]:
             ("two_pass", "safe's three reads in Triton: maximum, sum, write", 3),
             ("online", "the online recurrence in Triton: fold, write", 2),
         )
+    ]
+    records += [
+        Kernel(
+            name,
+            "cuda",
+            idea,
+            partial(_run_cuda, name),
+            arches=RUNG_ARCHES,
+            reads=rowplan.READS[name],
+            operations=tuple(
+                op for op in rowplan.OPERATIONS if (name, op) != ("landed", "logsumexp")
+            ),
+        )
+        for name, idea in rowplan.IDEAS.items()
     ]
     records.append(Kernel("torch", "torch", "PyTorch's own softmax", _run_torch, DTYPES))
     records.append(
@@ -157,6 +192,11 @@ def choose(problem: Problem) -> tuple[Kernel, str]:
     softmax, and the reason says so.
     """
     name, why = plan.choose(problem)
+    if name in plan.RUNGS:  # a kernel of ours: what ships in place of the rung that teaches it
+        p = problem
+        row = rowplan.numbers("softmax", p.cols, p.dtype, p.arch)
+        if not rowplan.reasons(row.kernel, "softmax", p):
+            name, why = row.kernel, row.why
     missing = lacks(KERNELS[name].backend)
     if missing is None:
         return KERNELS[name], why
@@ -213,7 +253,7 @@ def explain(rows: int, cols: int, dtype: str = "float32", arch: str = plan.DEFAU
         ValueError: an unknown type or architecture, or a negative size.
 
     >>> print(explain(1, 1_048_576).splitlines()[0])
-    v5_split_row: 1 row cannot fill 132 multiprocessors, a block each: several blocks share a row
+    split: 1048576 columns are past what one read can hold: parts of a row, two kernels
     """
     if arch not in plan.ARCHES:
         raise ValueError(f"explain(): no facts about {arch!r}; known are {', '.join(plan.ARCHES)}")
@@ -230,9 +270,12 @@ def explain(rows: int, cols: int, dtype: str = "float32", arch: str = plan.DEFAU
     problem = Problem(rows, cols, dtype, arch=arch)
     kernel, why = choose(problem)
     lines = [f"{kernel.name}: {why}"]
-    if kernel.backend in ("cuda", "triton"):
+    if kernel.rung:
         numbers = kernel.numbers(problem)
         lines.append(f"  numbers: {numbers.why}")
+    rung, why = plan.choose(problem)
+    if rung in plan.RUNGS:
+        lines.append(f"  of the ladder's rungs, {rung}: {why}")
     if not problem.facts.measured:
         lines.append(f"  nobody has measured {arch} yet: chosen from its datasheet facts")
     for other in KERNELS.values():
@@ -240,6 +283,7 @@ def explain(rows: int, cols: int, dtype: str = "float32", arch: str = plan.DEFAU
             continue
         refusals = other.reasons(problem)
         missing = lacks(other.backend)
-        note = missing or (refusals[0] if refusals else plan.why_not(other.name, problem))
+        against = rowplan.WHY_NOT.get(other.name) or plan.why_not(other.name, problem)
+        note = missing or (refusals[0] if refusals else against)
         lines.append(f"  not {other.name}: {note}")
     return "\n".join(lines)

@@ -10,13 +10,12 @@ import ctypes
 import functools
 import os
 import threading
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
-from online_softmax import jit_cache, jit_compile
+from online_softmax import jit_cache, jit_compile, jit_load
 from online_softmax.jit_cache import Image, Resources, cache_dir, cache_stats
 from online_softmax.jit_compile import (
     BindingError,
@@ -37,7 +36,6 @@ __all__ = ["CompileError", "Image", "Resources", "Unavailable", "cache_dir", "ca
 __all__ += ["clear_cache", "compile", "device_arch", "launch", "missing", "nvrtc_version"]
 __all__ += ["occupancy", "resources"]
 
-PORTABLE_CLUSTER = 8  # blocks: what every GPU with clusters runs; more has to be asked for
 REMEMBERED = 4096  # launch shapes and streams; then all are dropped: rows may vary for ever
 
 # The one private name of torch in this file: 0.1 us where the public call takes 4.
@@ -69,22 +67,11 @@ class Launchable(Protocol):
     def dependent(self) -> bool: ...
 
 
-@dataclass
-class _Loaded:
-    """A kernel on one device, and the limits raised for it so far."""
-
-    kernel: Any  # cuda.core's, for launches
-    handle: Any  # the driver's, for attributes
-    may_depend: bool  # whether the device has dependent launches
-    shared_bytes: int = 0  # dynamic, a block
-    cluster: int = PORTABLE_CLUSTER
-
-
-_loaded: dict[tuple[int, str, str], _Loaded] = {}  # by device, file, symbol
+_loaded: dict[tuple[int, str, str], jit_load.Loaded] = {}  # by device, file, symbol
 _locks: dict[tuple[int, str, str], threading.Lock] = {}  # one for each kernel that is being loaded
-_limits = threading.Lock()  # a limit only ever rises
 # By device and all of a launch but its arguments: cuda.core's launch, LaunchConfig and Kernel.
 _ready: dict[tuple[Any, ...], tuple[Callable[..., None], Any, Any]] = {}
+_held: dict[tuple[Any, ...], int] = {}  # what max_clusters has found
 _streams: dict[int, Any] = {}  # raw handle -> cuda.core's Stream
 _thread = threading.local()  # .has_context, once this thread has a CUDA context
 
@@ -166,6 +153,22 @@ def launch(work: Launchable, device: torch.device | int, stream: int | None = No
     )
 
 
+def max_clusters(work: Launchable, device: torch.device | int) -> int:
+    """How many clusters (of one block: blocks) of a launch's kind a CUDA device holds at once."""
+    index = device if isinstance(device, int) else device.index
+    key = (index, work.file, work.symbol, work.block, work.cluster, work.shared_bytes)
+    if key not in _held:
+        with torch.cuda.device(index):
+            _enter(index)
+            core, driver = _cuda()
+            loaded = _load(index, work.file, work.symbol)
+            jit_load.lift_limits(driver, loaded, index, work.shared_bytes, work.cluster)
+            _held[key] = jit_load.max_clusters(
+                core, loaded, work.block, work.cluster, work.shared_bytes
+            )
+    return _held[key]
+
+
 def _argument(value: object, index: int) -> object:
     """Make of an argument what cuda.core passes as 8 bytes (int) or as a float."""
     if isinstance(value, Tensor):
@@ -185,7 +188,7 @@ def _prepare(key: tuple[Any, ...], work: Launchable) -> None:
     if grid < 0 or grid % cluster:
         raise ValueError(f"a grid of {grid} blocks is not a number of clusters of {cluster}")
     loaded = _load(index, work.file, work.symbol)
-    _lift_limits(work, loaded, index)
+    jit_load.lift_limits(_cuda()[1], loaded, index, work.shared_bytes, cluster)
     extra: dict[str, Any] = {"cluster": cluster} if cluster > 1 else {}
     if work.dependent and loaded.may_depend:  # else an ordinary launch, which waits
         extra["programmatic_stream_serialization"] = True
@@ -234,7 +237,7 @@ def _enter(index: int) -> None:
     _thread.has_context = True
 
 
-def _load(index: int, file: str, symbol: str) -> _Loaded:
+def _load(index: int, file: str, symbol: str) -> jit_load.Loaded:
     """Compile a kernel for a device and load it there; once, whichever thread comes first."""
     key = (index, file, symbol)
     core, driver = _cuda()
@@ -242,57 +245,20 @@ def _load(index: int, file: str, symbol: str) -> _Loaded:
         if (loaded := _loaded.get(key)) is None:
             source, target = jit_compile.CUDA_DIR / file, jit_compile.target_of(device_arch(index))
             try:
-                handle = _to_device(driver, jit_compile.image_of(source, symbol, target))
+                handle = jit_load.to_device(driver, jit_compile.image_of(source, symbol, target))
             except BindingError:  # what is stored may be of no use here: build it, once
                 image = jit_compile.image_of(source, symbol, target, rebuild=True)
-                handle = _to_device(driver, image, refusal=f"{symbol} of {file} for {target}")
+                handle = jit_load.to_device(
+                    driver, image, refusal=f"{symbol} of {file} for {target}"
+                )
             may_depend = torch.cuda.get_device_capability(index) >= (9, 0)
             kernel = core.Kernel.from_handle(int(handle))
-            _loaded[key] = loaded = _Loaded(kernel, handle, may_depend)
+            _loaded[key] = loaded = jit_load.Loaded(kernel, handle, may_depend)
     return loaded
 
 
-def _to_device(driver: ModuleType, image: Image, refusal: str = "") -> Any:
-    """Load machine code, fully, unseen by a capture under way, and never unload it: a CUDA graph
-    or a forked child may still refer to it. ``refusal`` names it where the failure is final."""
-    relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-    before = checked(driver.cuThreadExchangeStreamCaptureMode(relaxed))
-    version = checked(driver.cuDriverGetVersion())
-    try:
-        library = checked(driver.cuLibraryLoadData(image.code, [], [], 0, [], [], 0))
-        handle = checked(driver.cuLibraryGetKernel(library, image.entry.encode()))
-        function = checked(driver.cuKernelGetFunction(handle))
-        if version >= 12040:  # an older driver does it at the first launch
-            checked(driver.cuFuncLoad(function))
-    except BindingError as error:
-        if not refusal:
-            raise
-        raise Unavailable(
-            f"{error}: the driver (CUDA {version // 1000}.{version % 1000 // 10}) does not load "
-            f"what NVRTC {nvrtc_version()} makes of {refusal}. An older driver may need updating."
-        ) from error
-    finally:
-        checked(driver.cuThreadExchangeStreamCaptureMode(before))
-    return handle
-
-
-def _lift_limits(work: Launchable, loaded: _Loaded, index: int) -> None:
-    """Ask for dynamic shared memory, and clusters, beyond what every kernel may have."""
-    _, driver = _cuda()
-    device, attribute = checked(driver.cuDeviceGet(index)), driver.CUfunction_attribute
-    with _limits:
-        if work.shared_bytes > loaded.shared_bytes:
-            name = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            checked(driver.cuKernelSetAttribute(name, work.shared_bytes, loaded.handle, device))
-            loaded.shared_bytes = work.shared_bytes
-        if work.cluster > loaded.cluster:
-            name = attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
-            checked(driver.cuKernelSetAttribute(name, 1, loaded.handle, device))
-            loaded.cluster = work.cluster
-
-
 def _after_fork() -> None:
-    for memory in (_ready, _loaded, _locks, _streams, _thread.__dict__):
+    for memory in (_ready, _loaded, _locks, _held, _streams, _thread.__dict__):
         memory.clear()  # a child has none of our threads, and our context is of no use to it
 
 

@@ -149,6 +149,9 @@ _NUMBERS = {
 }
 
 
+RUNGS = tuple(_NUMBERS)
+
+
 def numbers(kernel: str, problem: Problem, block: int | None = None) -> Numbers:
     """Launch numbers for a kernel on a problem; `block` overrides the threads a block.
 
@@ -262,13 +265,15 @@ def why_not(kernel: str, problem: Problem) -> str:
     if kernel == "v5_split_row":
         if p.cols < SPLIT_MIN_COLS:
             return f"{p.cols} columns are too few to share among blocks"
+        if p.rows * 2 <= p.multiprocessors:
+            return "reads every element twice"
         return f"{_rows(p)}, a block each, already fill {p.multiprocessors} multiprocessors"
     return {
         "safe": "reads every element three times",
         "v0_thread": "one thread a row: few threads, each waiting for its own sector of memory",
         "v1_warp_shuffle": "moves one element an instruction, where v2_vectorized moves 16 bytes",
         "v2_vectorized": "reads every element twice",
-        "v3_register_cache": "another was chosen in its place, for the reason above",
+        "v3_register_cache": "one block a row whatever its width: registers cuts rows to fit",
         "v4_grid_stride": "reads every element twice; a fixed grid gains nothing over a plain one",
         "triton_two_pass": "reads every element three times",
         "triton_online": "reads every element twice",

@@ -24,12 +24,17 @@ struct Sum {
 
 // ---- warp: every lane ends with the result, in the same bits (both partners add the same two numbers)
 
-template <typename Monoid>
-__device__ __forceinline__ float warp_fold(float value) {
+template <int LANES, typename Monoid>  // groups of LANES lanes, a power of two
+__device__ __forceinline__ float lanes_fold(float value) {
 #pragma unroll
-  for (int mask = WARP / 2; mask > 0; mask /= 2)
+  for (int mask = LANES / 2; mask > 0; mask /= 2)
     value = Monoid::combine(value, __shfl_xor_sync(0xffffffffu, value, mask));
   return value;
+}
+
+template <typename Monoid>
+__device__ __forceinline__ float warp_fold(float value) {
+  return lanes_fold<WARP, Monoid>(value);
 }
 
 // merge of 32 states at once: the common maximum first, then each d rescaled once (one exponential
@@ -41,10 +46,10 @@ __device__ __forceinline__ State warp_merge(State s) {
 
 // ---- block: every thread ends with the result. Whole warps only (blockDim.x a multiple of 32).
 
+// Of what all lanes of a warp have already.
 template <typename Monoid>
-__device__ __forceinline__ float block_fold(float value) {
+__device__ __forceinline__ float block_fold_of_warps(float value) {
   SHARED_ARRAY(float, partial, MAX_WARPS);
-  value = warp_fold<Monoid>(value);
   if (lane_id() == 0) partial[warp_id()] = value;
   __syncthreads();  // partial: written by each warp's lane 0, read by all
   value = lane_id() < warp_count() ? partial[lane_id()] : Monoid::identity();
@@ -52,16 +57,24 @@ __device__ __forceinline__ float block_fold(float value) {
   return warp_fold<Monoid>(value);
 }
 
+template <typename Monoid>
+__device__ __forceinline__ float block_fold(float value) {
+  return block_fold_of_warps<Monoid>(warp_fold<Monoid>(value));
+}
+
 // Lanes without a warp bring `empty`, so merges of two empty states happen all the time: join's
 // guard is what keeps them from becoming NaN.
-__device__ __forceinline__ State block_merge(State s) {
+__device__ __forceinline__ State block_merge_of_warps(State s) {
   SHARED_ARRAY(State, partial, MAX_WARPS);
-  s = warp_merge(s);
   if (lane_id() == 0) partial[warp_id()] = s;
   __syncthreads();  // partial: written by each warp's lane 0, read by all
   s = lane_id() < warp_count() ? partial[lane_id()] : empty();
   __syncthreads();  // partial: read here before the next merge writes it
   return warp_merge(s);
+}
+
+__device__ __forceinline__ State block_merge(State s) {
+  return block_merge_of_warps(warp_merge(s));
 }
 
 // ---- thread: the vectors of columns [first, last) that belong to this thread, which their column

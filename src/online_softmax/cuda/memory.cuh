@@ -37,6 +37,15 @@ struct bfloat16_t {
 };
 
 template <typename T>
+struct IsBfloat16 {
+  static constexpr bool value = false;
+};
+template <>
+struct IsBfloat16<bfloat16_t> {
+  static constexpr bool value = true;
+};
+
+template <typename T>
 struct Vector {
   static constexpr int N = VECTOR_BYTES / sizeof(T);  // elements in 16 bytes
 };

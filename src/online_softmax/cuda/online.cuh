@@ -10,16 +10,28 @@ struct State {
   float m, d;
 };
 
-// exp(x) with two roundings: x LOG2_E, and the hardware's 2^x (2 ulp; results under 2^-126 become 0).
-// The caller subtracts the maximum first, so the maximum's own term is exactly 1.
-__device__ __forceinline__ float exponential(float x) {
+// 2^x by the hardware (2 ulp; results under 2^-126 become 0).
+__device__ __forceinline__ float exponential2(float x) {
   host::count_exps(1);
 #ifdef ONLINE_SOFTMAX_HOST
-  return __builtin_exp2f(x * LOG2_E);
+  return __builtin_exp2f(x);
 #else
   float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * LOG2_E));
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
+#endif
+}
+
+// exp(x) with two roundings: x LOG2_E, and 2^x. The caller subtracts the maximum first, so the
+// maximum's own term is exactly 1.
+__device__ __forceinline__ float exponential(float x) { return exponential2(x * LOG2_E); }
+
+// a b + c, rounded once.
+__device__ __forceinline__ float fused(float a, float b, float c) {
+#ifdef ONLINE_SOFTMAX_HOST
+  return __builtin_fmaf(a, b, c);
+#else
+  return __fmaf_rn(a, b, c);
 #endif
 }
 
@@ -31,6 +43,26 @@ __device__ __forceinline__ float maximum(float a, float b) {
   return y;
 #else
   return a > b || a != a ? a : b;
+#endif
+}
+
+// The same for two 16-bit floats in a word.
+template <typename X>
+__device__ __forceinline__ uint32_t maximum_pair(uint32_t a, uint32_t b) {
+#if !defined(ONLINE_SOFTMAX_HOST) && __CUDA_ARCH__ >= 800
+  uint32_t y;
+  if constexpr (IsBfloat16<X>::value)
+    asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  else
+    asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  return y;
+#else
+  auto larger = [](uint32_t u, uint32_t v) {
+    const float x = widen(X{static_cast<unsigned short>(u & 0xffffu)});
+    const float y = widen(X{static_cast<unsigned short>(v & 0xffffu)});
+    return (x > y || x != x ? u : v) & 0xffffu;
+  };
+  return larger(a, b) | larger(a >> 16, b >> 16) << 16;
 #endif
 }
 

@@ -162,7 +162,7 @@ def interleaved(
     return timings
 
 
-def _variant(record: catalogue.Kernel, numbers: plan.Numbers) -> Call:
+def _variant(record: catalogue.Kernel, numbers: Any) -> Call:
     return lambda x, y: record.run(x, y, numbers)
 
 

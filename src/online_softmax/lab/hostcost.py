@@ -122,11 +122,10 @@ def _pieces(x: Tensor) -> dict[str, Plain]:
         return catalogue.choose(seen)[0].numbers(seen)
 
     parts: dict[str, Plain] = {"empty_like": lambda: torch.empty_like(x), "planning": planning}
-    from online_softmax.cuda import launch
 
-    if x.is_cuda and record.name in launch.RUNG:
+    if x.is_cuda and record.backend == "cuda":
         y = torch.empty_like(x)
-        works = launch.RUNG[record.name].build(x, y, record.numbers(problem))
+        works = catalogue.launches(record, x, y, record.numbers(problem))
         drivers = [_driver_launch(work, x) for work in works]
         parts["driver launch"] = lambda: [driver() for driver in drivers]
     return parts

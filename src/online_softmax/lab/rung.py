@@ -51,10 +51,12 @@ class Setting:
         """The rows that a kernel runs."""
         return self.interpreted_rows or self.rows if record.backend == "triton" else self.rows
 
-    def numbers(self, record: Kernel, block: int = 0) -> Numbers:
+    def numbers(self, record: Kernel, block: int = 0) -> Any:
         """Launch numbers as for the problem asked for, also where fewer rows run."""
         numbers = record.numbers(self.problem, block or self.block or None)
-        if numbers.blocks:  # a fixed grid is cut as its rows are, so that its blocks still loop
+        if (
+            isinstance(numbers, Numbers) and numbers.blocks
+        ):  # a fixed grid is cut as its rows are, so that its blocks still loop
             cut = plan.ceil_div(numbers.blocks * self.rows, max(self.problem.rows, 1))
             numbers = replace(numbers, blocks=max(cut, 1))
         return numbers
@@ -251,7 +253,7 @@ def _cuda_figures(record: Kernel, setting: Setting, numbers: Numbers, arch: str)
     shape = setting.problem.rows, setting.problem.cols
     x = torch.empty(shape, dtype=setting.dtype, device="meta")  # launches are made without memory
     found = []
-    for launch in RUNG[record.name].build(x, x, numbers):
+    for launch in catalogue.launches(record, x, x, numbers):
         taken = jit.resources(launch.file, launch.symbol, arch)
         occupancy = jit.occupancy(taken, plan.ARCHES[arch], launch.block, launch.shared_bytes)
         found.append((taken, taken.shared_bytes + launch.shared_bytes, occupancy))
@@ -272,7 +274,7 @@ def _figures(arch: str, found: Sequence[tuple[jit.Resources, int, float]]) -> Fi
 
 def _predicted_exps(record: Kernel, problem: Problem, numbers: Numbers) -> float | None:
     """Exponentials in all, as the algorithm has it; None for what is not ours."""
-    if record.backend == "cuda":
+    if record.rung and record.backend == "cuda":
         return RUNG[record.name].exps(problem, numbers)
     if record.backend != "triton" or catalogue.lacks("triton"):
         return None

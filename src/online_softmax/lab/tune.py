@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from online_softmax import catalogue, plan
+from online_softmax import catalogue, rowplan
 from online_softmax.lab import bench, benchfile, benchrun, opbench, opjudge
 from online_softmax.lab.bench import Call
 from online_softmax.lab.benchclock import Broken, Setting
@@ -46,29 +46,36 @@ Variants = Callable[[str, Problem], list[Variant]]
 
 
 def variants(op: str, problem: Problem) -> list[Variant]:
-    """Every kernel and block size that may run a problem.
+    """Every kernel that ships, with every cut of the row that may run a problem.
 
     Raises:
-        BadInput: the operation has no kernels to choose from.
+        BadInput: there are no kernels for the problem's type, or none can be launched here.
     """
-    if op != "softmax":
-        raise BadInput(f"--tune {op}: the package has variants of softmax alone")
-    chosen, _ = catalogue.choose(problem)
-    planned = (chosen.name, chosen.numbers(problem))
+    if problem.dtype not in rowplan.ITEM_BYTES:
+        raise BadInput(f"--tune {op}: no kernels of ours take {problem.dtype}")
+    if missing := catalogue.lacks("cuda"):
+        raise BadInput(f"--tune {op}: {missing}")
+    rows = rowplan.sweep(op, problem.cols, problem.dtype, problem.arch)
     found = []
-    for record in catalogue.KERNELS.values():
-        known = record.backend in ("cuda", "triton") and catalogue.lacks(record.backend) is None
-        if not known or record.reasons(problem):
-            continue
-        for numbers in plan.sweep(record.name, problem):
-            kept = {k: v for k, v in asdict(numbers).items() if v and k != "why"}
-            call = partial(_run, record, numbers)
-            found.append(Variant(record.name, kept, call, (record.name, numbers) == planned))
+    for row in rows:
+        kept = {k: v for k, v in asdict(row).items() if v and k not in ("why", "kernel")}
+        found.append(Variant(row.kernel, kept, partial(_run, op, row), row == rows[0]))
     return found
 
 
-def _run(record: catalogue.Kernel, numbers: plan.Numbers, *tensors: torch.Tensor) -> None:
-    record.run(tensors[0], tensors[1], numbers)
+def _run(op: str, row: rowplan.Row, *tensors: torch.Tensor) -> None:
+    from online_softmax.cuda import launch, row_launch
+
+    x = tensors[0]
+    if op in rowplan.BACKWARD:
+        dy, y, dx = tensors
+        streams = rowplan.streams(catalogue.problem_of(x), tensors=3)
+        work = row_launch.backward(op, dy, y, dx, 1.0, False, row, streams)
+    else:
+        y = tensors[1].view(-1, 1) if op == "logsumexp" else tensors[1]
+        streams = rowplan.streams(catalogue.problem_of(x), tensors=2)
+        work = row_launch.forward(op, x, y, 1.0, False, row, streams)
+    launch.run(work, x.device)
 
 
 def tune(cell: Cell, setting: Setting, source: Variants = variants) -> dict[str, Any]:

@@ -1,0 +1,173 @@
+"""How the row kernels that ship are launched: symbols, template arguments, grids.
+
+Matrices are (rows, cols) with unit column stride; outputs are contiguous. float32, float16 and
+bfloat16; a forward may write float32 from a 16-bit input.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from online_softmax import rowplan
+from online_softmax.cuda.launch import C_TYPE, Launch
+from online_softmax.plan import VECTOR_BYTES, WARP, ceil_div
+from online_softmax.rowplan import Row
+
+FILE = {"registers": "rows.cu", "landed": "landed.cu", "split": "split.cu"}
+EMIT = {"softmax": "EmitSoftmax", "log_softmax": "EmitLogSoftmax", "logsumexp": "EmitLse"}
+GRADIENT = {"softmax_backward": "BackwardSoftmax", "log_softmax_backward": "BackwardLogSoftmax"}
+STATE_BYTES = 8  # m and d
+EXCHANGE_SETS = 2  # exchange.cuh: two rows take turns
+HOST_CLUSTERS = 2  # that stay, in host execution: some rows follow others
+
+
+def is_whole(*tensors: Tensor) -> bool:
+    """Whether all rows of all tensors are whole 16-byte vectors on 16-byte boundaries."""
+    return all(
+        t.data_ptr() % VECTOR_BYTES == 0
+        and (t.stride(0) * t.itemsize % VECTOR_BYTES == 0 or t.shape[0] < 2)
+        and t.shape[1] * t.itemsize % VECTOR_BYTES == 0
+        for t in tensors
+    )
+
+
+def _text(flag: bool) -> str:
+    return "true" if flag else "false"
+
+
+def _exchange_bytes(row: Row) -> int:
+    return 0 if row.lanes else EXCHANGE_SETS * STATE_BYTES * row.cluster * row.block // WARP
+
+
+def _grid(row: Row, rows: int) -> int:
+    return ceil_div(rows * row.lanes, row.block) if row.lanes else rows * row.cluster
+
+
+def _clusters_that_stay(work: Launch, x: Tensor) -> Launch:
+    """A landed kernel's grid: as many clusters as the device holds, at most one a row."""
+    from online_softmax import jit
+
+    held = jit.max_clusters(work, x.device) if x.is_cuda else HOST_CLUSTERS
+    grid = min(held, x.shape[0]) * work.cluster
+    return Launch(
+        work.file, work.symbol, work.args, grid, work.block, work.cluster, work.shared_bytes
+    )
+
+
+def forward(
+    op: str, x: Tensor, y: Tensor, scale: float, zero_empty: bool, row: Row, streams: bool
+) -> list[Launch]:
+    """softmax or log_softmax of x's rows into y; logsumexp of them into y, (rows, 1)."""
+    rows, cols = x.shape
+    x_type, y_type, emit = C_TYPE[x.dtype], C_TYPE[y.dtype], EMIT[op]
+    whole = is_whole(x) if op == "logsumexp" else is_whole(x, y)
+    tail = (rows, cols, x.stride(0), float(scale), int(zero_empty))
+    file = FILE[row.kernel]
+    if row.kernel == "split":
+        return _split(op, x, y, scale, zero_empty, row, whole)
+    if row.kernel == "landed":
+        kinds = f"{x_type}, {y_type}, {row.vectors}, {_text(whole)}, {_text(streams)}, {emit}"
+        words = row.vectors * WARP + (not whole)
+        shared = words * VECTOR_BYTES * row.block // WARP + _exchange_bytes(row)
+        args = (x, y, *tail)
+        work = Launch(file, f"rows_landed<{kinds}>", args, 0, row.block, row.cluster, shared)
+        return [_clusters_that_stay(work, x)]
+    kinds = (
+        f"{x_type}, {y_type}, {row.vectors}, {row.lanes}, {_text(whole)}, {_text(streams)}, {emit}"
+    )
+    symbol, grid = f"rows_in_registers<{kinds}>", _grid(row, rows)
+    shared = _exchange_bytes(row)
+    return [Launch(file, symbol, (x, y, *tail), grid, row.block, row.cluster, shared)]
+
+
+def _states(x: Tensor, row: Row) -> Tensor:
+    """A workspace of this call's own: (m, d) of each part of each row."""
+    return torch.empty((x.shape[0] * row.parts, 2), dtype=torch.float32, device=x.device)
+
+
+def _split(
+    op: str, x: Tensor, y: Tensor, scale: float, zero_empty: bool, row: Row, whole: bool
+) -> list[Launch]:
+    rows, cols = x.shape
+    states, grid, file = _states(x, row), rows * row.parts, FILE["split"]
+    x_type, y_type = C_TYPE[x.dtype], C_TYPE[y.dtype]
+    sizes = (rows, cols, x.stride(0), float(scale))
+    fold = f"split_fold<{x_type}, {row.vectors}, {_text(is_whole(x))}>"
+    first = Launch(file, fold, (x, states, *sizes, row.parts), grid, row.block)
+    args: tuple[Any, ...]
+    if op == "logsumexp":
+        args = (states, y, rows, row.parts)
+        blocks = ceil_div(rows * WARP, row.block)
+        return [
+            first,
+            Launch(file, f"split_lse<{y_type}>", args, blocks, row.block, dependent=True),
+        ]
+    kinds = f"{x_type}, {y_type}, {row.vectors}, {_text(whole)}, {EMIT[op]}"
+    args = (x, y, states, *sizes, int(zero_empty), row.parts)
+    return [first, Launch(file, f"split_emit<{kinds}>", args, grid, row.block, dependent=True)]
+
+
+def backward(
+    op: str,
+    dy: Tensor,
+    y: Tensor,
+    dx: Tensor,
+    scale: float,
+    zero_empty: bool,
+    row: Row,
+    streams: bool,
+) -> list[Launch]:
+    """The gradient by x of softmax or log_softmax, from that by y and y itself, into dx."""
+    rows, cols = y.shape
+    kind, x_type, whole = GRADIENT[op], C_TYPE[y.dtype], is_whole(dy, y, dx)
+    args: tuple[Any, ...]
+    sizes, file = (rows, cols, dy.stride(0)), FILE[row.kernel]
+    tail = (*sizes, float(scale), int(zero_empty))
+    if row.kernel == "split":
+        states, grid = _states(y, row), rows * row.parts
+        kinds = f"<{x_type}, {row.vectors}, {_text(whole)}, {kind}>"
+        args = (dy, y, states, *sizes, int(zero_empty), row.parts)
+        first = Launch(file, f"split_fold_backward{kinds}", args, grid, row.block)
+        last = (dy, y, dx, states, *tail, row.parts)
+        symbol = f"split_emit_backward{kinds}"
+        return [first, Launch(file, symbol, last, grid, row.block, dependent=True)]
+    if row.kernel == "landed":
+        kinds = f"{x_type}, {row.vectors}, {_text(whole)}, {_text(streams)}, {kind}"
+        words = 2 * (row.vectors * WARP + (not whole))
+        shared = words * VECTOR_BYTES * row.block // WARP + _exchange_bytes(row)
+        symbol = f"rows_landed_backward<{kinds}>"
+        work = Launch(file, symbol, (dy, y, dx, *tail), 0, row.block, row.cluster, shared)
+        return [_clusters_that_stay(work, y)]
+    kinds = f"{x_type}, {row.vectors}, {row.lanes}, {_text(whole)}, {_text(streams)}, {kind}"
+    symbol, shared = f"rows_in_registers_backward<{kinds}>", _exchange_bytes(row)
+    args = (dy, y, dx, *tail)
+    return [Launch(file, symbol, args, _grid(row, rows), row.block, row.cluster, shared)]
+
+
+def instances(arch: str) -> list[tuple[str, str]]:
+    """Every (file, symbol) that the planner launches on an architecture: what a compile run
+    compiles, from rows of every width class."""
+    found: list[tuple[str, str]] = []
+    widths = sorted({1 << k for k in range(23)} | {3 << k for k in range(20)})
+    for dtype in C_TYPE:
+        name = str(dtype).removeprefix("torch.")
+        for cols in widths:
+            for gap in (0, 1):  # whole rows, and others
+                x = torch.empty((2, cols + gap), dtype=dtype, device="meta")[:, gap:]
+                for op in rowplan.OPERATIONS:
+                    row = rowplan.numbers(op, cols, name, arch)
+                    for launch in _examples(op, x, row):
+                        key = (launch.file, launch.symbol)
+                        if key not in found:
+                            found.append(key)
+    return found
+
+
+def _examples(op: str, x: Tensor, row: Row) -> list[Launch]:
+    if op in rowplan.BACKWARD:
+        return backward(op, x, x, x, 1.0, False, row, True)
+    y = x[:, :1] if op == "logsumexp" else x
+    return forward(op, x, y, 1.0, False, row, True)

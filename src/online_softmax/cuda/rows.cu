@@ -1,0 +1,83 @@
+// What ships for rows that fit in registers: one read, one write. A row belongs to LANES lanes of a warp,
+// or (LANES 0) to a block or a cluster of blocks. 16-bit elements stay as they came, two a register.
+#include "emit.cuh"
+#include "rows.cuh"
+
+// Which row a group of lanes works on, and its first vector.
+template <int VECTORS, int LANES>
+struct Place {
+  int64_t row, first;
+  __device__ Place() {
+    if constexpr (LANES > 0) {
+      row = int64_t(blockIdx.x) * (blockDim.x / LANES) + threadIdx.x / LANES;
+      first = 0;
+    } else {
+      row = blockIdx.x / cluster_size();
+      first = int64_t(cluster_rank() * warp_count() + warp_id()) * (VECTORS * WARP);
+    }
+  }
+};
+
+template <typename X, typename Y, int VECTORS, int LANES, bool WHOLE, bool STREAM, typename Emit>
+__global__ void __launch_bounds__(512, VECTORS > 8 || !WHOLE ? 1 : 2)
+    rows_in_registers(const X* x,  // (rows, cols) input, rows x_row_stride apart
+                      Y* y,        // (rows, cols) output, contiguous; or (rows)
+                      int64_t rows, int64_t cols, int64_t x_row_stride, float scale,
+                      int64_t zero_empty) {
+  constexpr int GROUP = LANES ? LANES : WARP;
+  DYNAMIC_SHARED(State, slots);  // an Exchange's
+  SHARED_ARRAY(uint64_t, arrived, 2);
+  Exchange exchange = {slots, arrived};
+  if constexpr (LANES == 0) exchange.open();
+
+  const Place<VECTORS, LANES> at;
+  const bool has_row = at.row < rows;  // lanes without one load nothing, and shuffle
+  const int64_t row = has_row ? at.row : 0, last = has_row ? cols : 0;
+  uint4 share[VECTORS];
+  load_global<GROUP, WHOLE, STREAM>(x + row * x_row_stride, Span(x, rows, cols, x_row_stride),
+                                    at.first, last, -infinity(), share);
+  const Folded folded = fold_share<X, GROUP, Emit::FROM_TERM>(share, scale);
+  State s = folded.s;
+  if constexpr (LANES == 0) {
+    if (cluster_size() * warp_count() > 1) s = exchange.merge(s, 0);
+  }
+
+  const float unit = is_finite(s.m) ? weight(folded.s.m, s.m) * folded.shift.back() : 0.0f;
+  const Emit emit(s, unit, scale, zero_empty != 0);
+  if constexpr (Emit::WRITES_ROW) {
+    emit_share<X, Emit, GROUP, WHOLE, STREAM>(share, folded.shift, emit, y + row * cols, at.first,
+                                              last, hidden_zero(rows, s));
+  } else if (has_row && at.first == 0 && lane_id() % GROUP == 0) {
+    store(y + row, emit.value);
+  }
+}
+
+template <typename X, int VECTORS, int LANES, bool WHOLE, bool STREAM, typename Backward>
+__global__ void __launch_bounds__(512, VECTORS > 4 || !WHOLE ? 1 : 2)
+    rows_in_registers_backward(const X* dy,  // (rows, cols) gradient of y, rows dy_row_stride apart
+                               const X* y,   // (rows, cols), contiguous
+                               X* dx,        // (rows, cols) gradient of x, contiguous
+                               int64_t rows, int64_t cols, int64_t dy_row_stride, float scale,
+                               int64_t zero_empty) {
+  constexpr int GROUP = LANES ? LANES : WARP;
+  DYNAMIC_SHARED(State, slots);  // an Exchange's
+  SHARED_ARRAY(uint64_t, arrived, 2);
+  Exchange exchange = {slots, arrived};
+  if constexpr (LANES == 0) exchange.open();
+
+  const Place<VECTORS, LANES> at;
+  const bool has_row = at.row < rows;
+  const int64_t row = has_row ? at.row : 0, last = has_row ? cols : 0;
+  uint4 dy_share[VECTORS], y_share[VECTORS];
+  load_global<GROUP, WHOLE, STREAM>(dy + row * dy_row_stride, Span(dy, rows, cols, dy_row_stride),
+                                    at.first, last, 0.0f, dy_share);
+  load_global<GROUP, WHOLE, STREAM>(y + row * cols, Span(y, rows, cols, cols), at.first, last,
+                                    Backward::y_past_the_end(), y_share);
+  State s = fold_gradient<X, Backward, GROUP>(dy_share, y_share, zero_empty != 0);
+  if constexpr (LANES == 0) {
+    if (cluster_size() * warp_count() > 1) s = exchange.add(s, 0);
+  }
+  const Backward backward(s.d, s.m, scale, zero_empty != 0);
+  emit_gradient<X, Backward, GROUP, WHOLE, STREAM>(dy_share, y_share, backward, dx + row * cols,
+                                                   at.first, last, hidden_zero(rows, s));
+}

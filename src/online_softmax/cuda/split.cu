@@ -1,0 +1,114 @@
+// What ships past a cluster's registers, and for logsumexp of long rows: several blocks a row, in two
+// kernels. The first folds each part of a row to a state, the second merges a row's states and writes.
+// Two reads, the second from L2 where the matrix fits, and one write. The parts follow from the column
+// count alone, so a row has the same bits in any batch.
+#include "emit.cuh"
+#include "rows.cuh"
+
+// Which part of which row a warp works on.
+template <int VECTORS>
+struct Part {
+  int64_t row, index, first;
+  __device__ explicit Part(int64_t parts)
+      : row(blockIdx.x / parts),
+        index(blockIdx.x % parts),
+        first((index * warp_count() + warp_id()) * (VECTORS * WARP)) {}
+};
+
+// A row's states, merged in their order; every thread of the block has the result.
+__device__ __forceinline__ State merged(const State* states, int64_t parts) {
+  State s = empty();
+  for (int64_t i = threadIdx.x; i < parts; i += blockDim.x) s = merge(s, states[i]);
+  return block_merge(s);
+}
+
+template <typename X, int VECTORS, bool WHOLE>
+__global__ void __launch_bounds__(512)
+    split_fold(const X* x,     // (rows, cols) input, rows x_row_stride apart
+               State* states,  // (rows, parts) output
+               int64_t rows, int64_t cols, int64_t x_row_stride, float scale, int64_t parts) {
+  allow_next_kernel();  // it waits before it reads states
+  const Part<VECTORS> at(parts);
+  uint4 share[VECTORS];
+  load_global<WARP, WHOLE, false>(x + at.row * x_row_stride, Span(x, rows, cols, x_row_stride),
+                                  at.first, cols, -infinity(), share);
+  const State s = block_merge_of_warps(fold_share<X, WARP, false>(share, scale).s);
+  if (threadIdx.x == 0) states[blockIdx.x] = s;
+}
+
+template <typename X, typename Y, int VECTORS, bool WHOLE, typename Emit>
+__global__ void __launch_bounds__(512)
+    split_emit(const X* x,           // (rows, cols) input, rows x_row_stride apart
+               Y* y,                 // (rows, cols) output, contiguous
+               const State* states,  // (rows, parts)
+               int64_t rows, int64_t cols, int64_t x_row_stride, float scale, int64_t zero_empty,
+               int64_t parts) {
+  wait_for_previous_kernel();  // states: written by split_fold, read below
+  const Part<VECTORS> at(parts);
+  uint4 share[VECTORS];
+  load_global<WARP, WHOLE, true>(x + at.row * x_row_stride, Span(x, rows, cols, x_row_stride),
+                                 at.first, cols, -infinity(), share);
+  const State s = merged(states + at.row * parts, parts);
+  const Folded folded = fold_share<X, WARP, Emit::FROM_TERM>(share, scale);
+  const float unit = is_finite(s.m) ? weight(folded.s.m, s.m) * folded.shift.back() : 0.0f;
+  const Emit emit(s, unit, scale, zero_empty != 0);
+  emit_share<X, Emit, WARP, WHOLE, true>(share, folded.shift, emit, y + at.row * cols, at.first,
+                                         cols, hidden_zero(rows, s));
+}
+
+// A warp a row.
+template <typename Y>
+__global__ void split_lse(const State* states,  // (rows, parts)
+                          Y* y,                 // (rows)
+                          int64_t rows, int64_t parts) {
+  wait_for_previous_kernel();  // states: written by split_fold, read below
+  const int64_t row = int64_t(blockIdx.x) * warp_count() + warp_id();
+  State s = empty();
+  if (row < rows)
+    for (int64_t i = lane_id(); i < parts; i += WARP) s = merge(s, states[row * parts + i]);
+  s = warp_merge(s);
+  if (row < rows && lane_id() == 0) store(y + row, lse(s));
+}
+
+template <typename X, int VECTORS, bool WHOLE, typename Backward>
+__global__ void __launch_bounds__(512)
+    split_fold_backward(const X* dy,    // (rows, cols) gradient of y, rows dy_row_stride apart
+                        const X* y,     // (rows, cols), contiguous
+                        State* states,  // (rows, parts): the largest y, the sum of the terms
+                        int64_t rows, int64_t cols, int64_t dy_row_stride, int64_t zero_empty,
+                        int64_t parts) {
+  allow_next_kernel();  // it waits before it reads states
+  const Part<VECTORS> at(parts);
+  uint4 dy_share[VECTORS], y_share[VECTORS];
+  load_global<WARP, WHOLE, false>(dy + at.row * dy_row_stride, Span(dy, rows, cols, dy_row_stride),
+                                  at.first, cols, 0.0f, dy_share);
+  load_global<WARP, WHOLE, false>(y + at.row * cols, Span(y, rows, cols, cols), at.first, cols,
+                                  Backward::y_past_the_end(), y_share);
+  const State s = fold_gradient<X, Backward, WARP>(dy_share, y_share, zero_empty != 0);
+  const float top = block_fold_of_warps<Maximum>(s.m), sum = block_fold_of_warps<Sum>(s.d);
+  if (threadIdx.x == 0) states[blockIdx.x] = {top, sum};
+}
+
+template <typename X, int VECTORS, bool WHOLE, typename Backward>
+__global__ void __launch_bounds__(512)
+    split_emit_backward(const X* dy,  // (rows, cols) gradient of y, rows dy_row_stride apart
+                        const X* y,   // (rows, cols), contiguous
+                        X* dx,        // (rows, cols) gradient of x, contiguous
+                        const State* states,  // (rows, parts)
+                        int64_t rows, int64_t cols, int64_t dy_row_stride, float scale,
+                        int64_t zero_empty, int64_t parts) {
+  wait_for_previous_kernel();  // states: written by split_fold_backward, read below
+  const Part<VECTORS> at(parts);
+  uint4 dy_share[VECTORS], y_share[VECTORS];
+  load_global<WARP, WHOLE, true>(dy + at.row * dy_row_stride, Span(dy, rows, cols, dy_row_stride),
+                                 at.first, cols, 0.0f, dy_share);
+  load_global<WARP, WHOLE, true>(y + at.row * cols, Span(y, rows, cols, cols), at.first, cols,
+                                 Backward::y_past_the_end(), y_share);
+  State s = {-infinity(), 0.0f};
+  for (int64_t i = threadIdx.x; i < parts; i += blockDim.x)
+    s = {maximum(s.m, states[at.row * parts + i].m), s.d + states[at.row * parts + i].d};
+  s = {block_fold<Maximum>(s.m), block_fold<Sum>(s.d)};
+  const Backward backward(s.d, s.m, scale, zero_empty != 0);
+  emit_gradient<X, Backward, WARP, WHOLE, true>(dy_share, y_share, backward, dx + at.row * cols,
+                                                at.first, cols, hidden_zero(rows, s));
+}

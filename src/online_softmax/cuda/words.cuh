@@ -1,0 +1,111 @@
+// 16-byte words: fetched, put, and shifted together out of two, in one lane or over neighbours.
+#pragma once
+#include "fold.cuh"
+
+// ---- 16 bytes at an aligned address. STREAM: used once, so the first to leave the caches.
+
+template <bool STREAM>
+__device__ __forceinline__ uint4 fetch16(const uint4* address) {
+#ifndef ONLINE_SOFTMAX_HOST
+  uint4 v;
+  if constexpr (STREAM)
+    asm("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+        : "l"(address));
+  else
+    asm("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+        : "l"(address));
+  return v;
+#else
+  host::require_aligned(address, VECTOR_BYTES);
+  return *address;
+#endif
+}
+
+template <bool STREAM>
+__device__ __forceinline__ void put16(void* address, uint4 words) {
+#ifndef ONLINE_SOFTMAX_HOST
+  if constexpr (STREAM) {
+    asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(words.x),
+                 "r"(words.y), "r"(words.z), "r"(words.w)
+                 : "memory");
+    return;
+  }
+#endif
+  store16(address, words);
+}
+
+// a ^ b, which the compiler does not simplify.
+__device__ __forceinline__ uint32_t unseen_xor(uint32_t a, uint32_t b) {
+#ifdef ONLINE_SOFTMAX_HOST
+  return a ^ b;
+#else
+  uint32_t c;
+  asm("xor.b32 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+  return c;
+#endif
+}
+
+// ---- shifting: 16 bytes out of 32, from byte `bytes` on (0 to 15)
+
+__device__ __forceinline__ uint32_t shift_pair(uint32_t low, uint32_t high, uint32_t bits) {
+#ifdef ONLINE_SOFTMAX_HOST
+  return bits ? (low >> bits) | (high << (32 - bits)) : low;
+#else
+  return __funnelshift_r(low, high, bits);
+#endif
+}
+
+__device__ __forceinline__ uint32_t word_of(const uint4& v, int i) {
+  return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+}
+
+// W: bytes / 4, a constant, so that words are only renamed.
+template <int W, bool HALVES>
+__device__ __forceinline__ uint4 shifted_by(const uint4& low, const uint4& high, uint32_t bits) {
+  uint32_t out[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int a = W + i, b = W + i + 1;
+    const uint32_t here = a < 4 ? word_of(low, a) : word_of(high, a - 4);
+    if constexpr (HALVES) {
+      const uint32_t there = b < 4 ? word_of(low, b) : word_of(high, b < 8 ? b - 4 : 3);
+      out[i] = shift_pair(here, there, bits);
+    } else {
+      out[i] = here;
+    }
+  }
+  return {out[0], out[1], out[2], out[3]};
+}
+
+template <bool HALVES>
+__device__ __forceinline__ uint4 shifted(const uint4& low, const uint4& high, uint32_t bytes) {
+  const uint32_t bits = (bytes & 3) * 8;
+  switch (bytes >> 2) {
+    case 0:
+      return shifted_by<0, HALVES>(low, high, bits);
+    case 1:
+      return shifted_by<1, HALVES>(low, high, bits);
+    case 2:
+      return shifted_by<2, HALVES>(low, high, bits);
+    default:
+      return shifted_by<3, HALVES>(low, high, bits);
+  }
+}
+
+// Words [FROM, TO) of what the lane at `source` gives: a if it is `first`, else b.
+template <int FROM, int TO>
+__device__ __forceinline__ uint4 words_from(bool first, const uint4& a, const uint4& b,
+                                            int source) {
+  uint4 got = {};
+  if constexpr (FROM <= 0 && TO > 0) got.x = __shfl_sync(0xffffffffu, first ? a.x : b.x, source);
+  if constexpr (FROM <= 1 && TO > 1) got.y = __shfl_sync(0xffffffffu, first ? a.y : b.y, source);
+  if constexpr (FROM <= 2 && TO > 2) got.z = __shfl_sync(0xffffffffu, first ? a.z : b.z, source);
+  if constexpr (FROM <= 3 && TO > 3) got.w = __shfl_sync(0xffffffffu, first ? a.w : b.w, source);
+  return got;
+}
+
+__device__ __forceinline__ uint4 select(bool first, const uint4& a, const uint4& b) {
+  return {first ? a.x : b.x, first ? a.y : b.y, first ? a.z : b.z, first ? a.w : b.w};
+}

@@ -1,0 +1,228 @@
+"""What ships for each row operation: kernel, launch numbers and the reason. plan.py's sister file.
+
+Pure Python, standard library only. The cut of a row follows from its operation, columns, type and
+the architecture, never from the number of rows: a row has the same bits in any batch. Numbers were
+measured on an H200 (benchmarks/results/h200); for other architectures they follow from facts.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from online_softmax.plan import MAX_GRID, VECTOR_BYTES, WARP, Problem, ceil_div, next_power_of_two
+
+FORWARD = ("softmax", "log_softmax")
+BACKWARD = ("softmax_backward", "log_softmax_backward")
+OPERATIONS = (*FORWARD, *BACKWARD, "logsumexp")
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+CLUSTER_ARCHES = ("sm_90a", "sm_100a")  # clusters of up to 16 blocks, bulk copies
+
+IDEAS = {
+    "registers": "the row in registers of a few lanes, a block or a cluster: one read, one write",
+    "landed": "a cluster a row; the next row lands in shared memory while one is in registers",
+    "split": "parts of a row, several blocks each, in two kernels: any number of columns",
+}
+WHY_NOT = {
+    "registers": "a row takes all registers of its cluster: memory would wait for the exchange",
+    "landed": "memory keeps busy without: several rows share a multiprocessor",
+    "split": "reads every element twice",
+}
+READS = {"registers": 1, "landed": 1, "split": 2}
+GROUP_BLOCK = 128  # threads a block where a row has a warp or less: small blocks end soonest
+SPLIT_BLOCK, SPLIT_VECTORS = 256, 4  # a part of 16 KB: enough blocks from a few rows on
+MAX_ROW_BLOCK = 512  # threads: 128 registers each
+
+
+@dataclass(frozen=True)
+class Row:
+    """Launch numbers of a row kernel, and the reason for them."""
+
+    kernel: str  # "registers", "landed" or "split"
+    vectors: int  # 16-byte vectors a lane holds, of each tensor
+    lanes: int = 0  # of a warp that share a row; 0: a block or a cluster of blocks
+    block: int = 0  # threads a block
+    cluster: int = 1  # blocks a row
+    parts: int = 1  # split: blocks a row
+    why: str = ""
+
+
+# Up to so many vectors a row: (vectors a lane, blocks a row). 16-bit forward keeps words and raises
+# them twice, float32 keeps terms: hence two tables.
+_Cuts = tuple[tuple[int, int, int], ...]
+_FORWARD_16: _Cuts = (
+    (256, 4, 1), (512, 4, 1), (1024, 6, 1), (2048, 6, 2), (4096, 16, 2), (8192, 8, 8),
+    (16384, 16, 8), (32768, 16, 16), (65536, 16, 16),
+)  # fmt: skip
+_FORWARD_32: _Cuts = (
+    (512, 2, 1), (1024, 4, 2), (2048, 6, 2), (4096, 6, 4), (8192, 6, 8), (16384, 16, 8),
+    (32768, 16, 16), (65536, 16, 16), (131072, 16, 16),
+)  # fmt: skip
+_BACKWARD: _Cuts = (
+    (512, 2, 1), (1024, 2, 2), (2048, 2, 4), (4096, 4, 8), (8192, 4, 16), (16384, 4, 16),
+    (32768, 8, 16), (65536, 8, 16),
+)  # fmt: skip
+_LSE_16: _Cuts = ((1024, 4, 1), (2048, 8, 1), (4096, 16, 2))
+_LSE_32: _Cuts = ((2048, 4, 1), (4096, 6, 4), (8192, 8, 4), (16384, 16, 8))
+# Without clusters: blocks of up to 512 threads.
+_ALONE: _Cuts = ((128, 2, 1), (1024, 4, 1), (4096, 8, 1), (8192, 16, 1))
+_ALONE_BACKWARD: _Cuts = ((512, 2, 1), (2048, 4, 1), (4096, 8, 1))
+# Rows that share a warp, or have one each: up to so many vectors a row, vectors a lane.
+_Shared = tuple[tuple[int, int], ...]
+_SHARED: _Shared = ((64, 2),)
+_SHARED_LSE_16: _Shared = ((128, 4), (256, 8))
+_SHARED_LSE_32: _Shared = ((128, 6), (256, 8))
+_LANDED_MOST = 131072  # vectors: 16 blocks of 512 threads with 16 vectors each
+
+
+def vectors_a_row(cols: int, item_bytes: int) -> int:
+    return max(ceil_div(cols * item_bytes, VECTOR_BYTES), 1)
+
+
+def _block(row: int, vectors: int, cluster: int) -> int:
+    """The fewest whole warps that hold a row."""
+    return ceil_div(row, vectors * cluster * WARP) * WARP
+
+
+def has_clusters(arch: str) -> bool:
+    return arch in CLUSTER_ARCHES
+
+
+@functools.lru_cache(maxsize=4096)
+def numbers(op: str, cols: int, dtype: str, arch: str) -> Row:
+    """The kernel and launch numbers of an operation on rows of `cols` elements.
+
+    >>> numbers("softmax", 4096, "bfloat16", "sm_90a").block
+    128
+    >>> numbers("softmax", 4_194_304, "float32", "sm_90a").kernel
+    'split'
+    """
+    item = ITEM_BYTES[dtype]
+    row = vectors_a_row(cols, item)
+    for most, vectors in _shared(op, item):
+        if row <= most:
+            lanes = min(next_power_of_two(ceil_div(row, vectors)), WARP)
+            who = f"{WARP // lanes} rows a warp" if lanes < WARP else "a warp a row"
+            why = f"{who}, {vectors} vectors a lane"
+            return Row("registers", vectors, lanes, GROUP_BLOCK, why=why)
+    for most, vectors, cluster in _cuts(op, item, arch):
+        if row <= most:
+            block = _block(row, vectors, cluster)
+            blocks = f"a cluster of {cluster} blocks" if cluster > 1 else "a block"
+            why = f"{blocks} a row, {block} threads of {vectors} vectors: one read, one write"
+            return Row("registers", vectors, 0, block, cluster, why=why)
+    if op in FORWARD and has_clusters(arch) and row <= _LANDED_MOST:
+        block = _block(row, 16, 16)
+        why = (
+            f"a cluster of 16 blocks a row, {block} threads of 16 vectors; the next row lands in "
+            "shared memory meanwhile: one read, one write"
+        )
+        return Row("landed", 16, 0, block, 16, why=why)
+    return split(
+        row, f"{cols} columns are past what one read can hold: parts of a row, two kernels"
+    )
+
+
+def split(row: int, why: str) -> Row:
+    """Two kernels over parts of a row: any number of columns."""
+    parts = ceil_div(row, SPLIT_BLOCK * SPLIT_VECTORS)
+    return Row("split", SPLIT_VECTORS, 0, SPLIT_BLOCK, parts=parts, why=why)
+
+
+def _shared(op: str, item: int) -> _Shared:
+    if op == "logsumexp":
+        return _SHARED_LSE_16 if item == 2 else _SHARED_LSE_32
+    return _SHARED
+
+
+def _cuts(op: str, item: int, arch: str) -> _Cuts:
+    if not has_clusters(arch):
+        return _ALONE_BACKWARD if op in BACKWARD else _ALONE
+    if op in BACKWARD:
+        return _BACKWARD
+    if op == "logsumexp":
+        return _LSE_16 if item == 2 else _LSE_32
+    return _FORWARD_16 if item == 2 else _FORWARD_32
+
+
+def forced(kernel: str, op: str, cols: int, dtype: str, arch: str) -> Row:
+    """Numbers for a kernel by name: the planned ones if it is the planned kernel. `reasons` must
+    have had none."""
+    planned = numbers(op, cols, dtype, arch)
+    if planned.kernel == kernel:
+        return planned
+    row = vectors_a_row(cols, ITEM_BYTES[dtype])
+    if kernel == "split":
+        return split(row, "parts of a row, two kernels")
+    if kernel == "registers":  # planned as something else: as many blocks as the widest rows have
+        _, vectors, cluster = _cuts(op, ITEM_BYTES[dtype], arch)[-1]
+        return Row("registers", vectors, 0, _block(row, vectors, cluster), cluster)
+    vectors = 8 if op in BACKWARD else 16
+    cluster = next(c for c in (1, 2, 4, 8, 16) if _block(row, vectors, c) <= MAX_ROW_BLOCK)
+    return Row("landed", vectors, 0, _block(row, vectors, cluster), cluster, why="asked for")
+
+
+def most_cols(kernel: str, op: str, dtype: str, arch: str) -> int:
+    """The columns that registers or landed can hold."""
+    vectors = _cuts(op, ITEM_BYTES[dtype], arch)[-1][0]
+    if kernel == "landed":
+        vectors = _LANDED_MOST // 2 if op in BACKWARD else _LANDED_MOST
+    return vectors * (VECTOR_BYTES // ITEM_BYTES[dtype])
+
+
+def reasons(kernel: str, op: str, problem: Problem) -> list[str]:
+    """Why a row kernel cannot run an operation on a problem; empty: it can."""
+    p = problem
+    why: list[str] = []
+    if p.dtype not in ITEM_BYTES:
+        why.append(f"{kernel} takes {', '.join(ITEM_BYTES)}; this input is {p.dtype}")
+    if p.device != "cuda":
+        why.append(f"{kernel} runs on CUDA tensors; this one is on {p.device}")
+    if kernel == "landed" and not has_clusters(p.arch):
+        why.append(f"landed needs clusters and bulk copies, and is planned for {CLUSTER_ARCHES}")
+    if kernel == "landed" and op == "logsumexp":
+        why.append("landed writes rows; logsumexp goes to registers or split")
+    if why:
+        return why
+    most = 0 if kernel == "split" else most_cols(kernel, op, p.dtype, p.arch)
+    if kernel != "split" and p.cols > most:
+        return [f"{kernel} holds at most {most} columns here; this row has {p.cols}: split does"]
+    row = forced(kernel, op, p.cols, p.dtype, p.arch)
+    blocks = ceil_div(p.rows * row.lanes, row.block) if row.lanes else p.rows * row.cluster
+    if kernel != "landed" and blocks * row.parts > MAX_GRID:
+        return [f"{kernel} would need {blocks * row.parts} blocks, more than a grid's {MAX_GRID}"]
+    return []
+
+
+def sweep(op: str, cols: int, dtype: str, arch: str) -> list[Row]:
+    """What a tuning run should try on rows of `cols` elements, the planned numbers first."""
+    found = [numbers(op, cols, dtype, arch)]
+    row, clusters = vectors_a_row(cols, ITEM_BYTES[dtype]), has_clusters(arch)
+    blocks_a_row = (1, 2, 4, 8, 16) if clusters else (1,)
+    most = 8 if op in BACKWARD else 16
+    for vectors in (v for v in (1, 2, 4, 6, 8, 12, 16) if v <= most):
+        for lanes in (1, 2, 4, 8, 16, 32):
+            if row <= vectors * lanes < 2 * row + lanes and vectors <= most // 2:
+                found.append(Row("registers", vectors, lanes, GROUP_BLOCK))
+        for cluster in blocks_a_row:
+            block = _block(row, vectors, cluster)
+            if block <= MAX_ROW_BLOCK and (cluster == 1 or block * vectors >= WARP * most):
+                found.append(Row("registers", vectors, 0, block, cluster))
+                if clusters and vectors >= most // 2 and op != "logsumexp" and row >= 1024:
+                    found.append(Row("landed", vectors, 0, block, cluster))
+    found.append(split(row, ""))
+    kept: list[Row] = []
+    for each in found:
+        if all(_shape(each) != _shape(other) for other in kept):
+            kept.append(each)
+    return kept
+
+
+def _shape(row: Row) -> tuple[str, int, int, int, int]:
+    return row.kernel, row.vectors, row.lanes, row.block, row.cluster
+
+
+def streams(problem: Problem, tensors: int) -> bool:
+    """Whether what is read and written once should leave the caches first: if it cannot stay."""
+    item = ITEM_BYTES[problem.dtype]
+    return problem.rows * problem.cols * item * tensors > problem.facts.l2_bytes // 2
