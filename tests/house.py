@@ -100,8 +100,9 @@ def operand(tokens: list[str], opens: str, closes: str) -> list[str]:
 
 # ---- imports point down
 
-LEVELS = {"arches": 0, "plan": 1, "rowplan": 1.5, "jit": 2, "cuda": 3, "triton": 3, "reference": 3}
-LEVELS |= {"catalogue": 4, "library": 5, "api": 6, "distributed": 6, "__init__": 7, "lab": 8}
+LEVELS = {"arches": 0, "plan": 1, "rowplan": 2, "jit": 3, "cuda": 4, "triton": 4, "reference": 4}
+LEVELS |= {"catalogue": 5, "rowops": 6, "arguments": 6, "library": 7, "api": 8, "distributed": 8}
+LEVELS |= {"nn": 9, "__init__": 10, "lab": 11}
 
 
 def upward(path: str, text: str) -> list[str]:

@@ -1,272 +1,213 @@
-"""softmax inside torch: opcheck, gradients of every kind, vmap, compile, autocast, routes."""
+"""The row operations inside torch: opcheck, gradients of every kind, vmap, routes."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import itertools
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
-import torch._dynamo.testing
-import torch.fx
-from torch import func
-from torch.autograd import gradcheck, gradgradcheck
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch import Tensor
+from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.library import opcheck
 
-from online_softmax import library, softmax
+from online_softmax import log_softmax, logsumexp, softmax
+from online_softmax.library import private
+from rows_kit import DEVICES, EACH, Variant, double
 
-CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="needs a CUDA device")])  # fmt: skip
-DEVICES = pytest.mark.parametrize("device", ["cpu", CUDA])
+close = torch.testing.assert_close
 
 
-def _double(*shape: int, device: str = "cpu", grad: bool = True) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(*shape, generator=generator, dtype=torch.double).to(device)
-    return x.requires_grad_(grad)
+def _backward_arguments(variant: Variant, x: Tensor) -> tuple:
+    y = variant.op_call(x).detach()
+    saved = (x, y) if variant.op == "logsumexp" else (y,)
+    return (torch.ones_like(y), *saved, *variant.arguments)
 
 
 @DEVICES
 @pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("dim", [0, -1])
-def test_opcheck(device: str, grad: bool, dim: int) -> None:
-    x = _double(3, 5, device=device, grad=grad)
-    opcheck(torch.ops.online_softmax.softmax.default, (x, dim, ""))
-    transposed = x.detach().t().requires_grad_(grad)
-    opcheck(torch.ops.online_softmax.softmax.default, (transposed, dim, ""))
-    opcheck(torch.ops.online_softmax.softmax_backward.default, (x.t(), x.t(), dim))
-    half = x.detach().float()[:, 1:].requires_grad_(grad)
-    opcheck(torch.ops.online_softmax.softmax.default, (half, dim, ""))
+@EACH
+def test_opcheck(variant: Variant, grad: bool, device: str) -> None:  # S84
+    op = getattr(torch.ops.online_softmax, variant.op).default
+    backward = getattr(torch.ops.online_softmax, f"{variant.op}_backward").default
+    x = double(3, 5, device=device)
+    half = x.to(torch.bfloat16)
+    for view in (x, x.t(), half[:, 1:], x[:, ::2], half[:0]):
+        leaf = view.detach().requires_grad_(grad)
+        opcheck(op, (leaf, *variant.arguments, ""))
+    for view in (x, x.t(), half[:, 1:]):
+        leaf = view.detach().requires_grad_(grad)
+        opcheck(backward, _backward_arguments(variant, leaf))
+
+
+@EACH
+def test_opcheck_of_other_dtypes(variant: Variant) -> None:
+    op = getattr(torch.ops.online_softmax, variant.op).default
+    *rest, scale, zero_empty = variant.arguments
+    for dtype, wanted in (
+        (torch.float8_e4m3fn, None),
+        (torch.float8_e5m2, torch.float16),
+        (torch.float16, torch.float32),
+        (torch.float32, torch.float64),
+    ):
+        x = double(3, 5).to(dtype)
+        arguments = (*rest[:-1], wanted, scale, zero_empty)
+        opcheck(op, (x, *arguments, ""), test_utils="test_faketensor")
 
 
 @DEVICES
-@pytest.mark.parametrize("dim", [0, 1])
-def test_gradients(device: str, dim: int) -> None:
-    x = _double(3, 4, device=device)
-    gradcheck(
-        lambda x: softmax(x, dim),
-        (x,),
-        check_forward_ad=True,
-        check_batched_grad=True,
-        check_batched_forward_grad=True,
-    )
-    gradgradcheck(lambda x: softmax(x, dim), (x,), check_fwd_over_rev=True)
+@EACH
+def test_gradients(variant: Variant, device: str) -> None:  # S60
+    x = double(3, 4, device=device, grad=True)
+    for function in (variant.ours, variant.op_call):
+        batched = {"check_batched_grad": True, "check_batched_forward_grad": True}
+        assert gradcheck(function, (x,), check_forward_ad=True, **batched)
+        assert gradgradcheck(function, (x,), check_fwd_over_rev=function is variant.ours)
 
 
 @DEVICES
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_backward_agrees_with_torch(device: str, dtype: torch.dtype) -> None:
-    x = _double(7, 33, device=device, grad=False).to(dtype).requires_grad_()
-    weights = _double(7, 33, device=device, grad=False).to(dtype)
-    (ours,) = torch.autograd.grad((softmax(x) * weights).sum(), x)
+@EACH
+def test_backward_agrees_with_torch(variant: Variant, dtype: torch.dtype, device: str) -> None:
+    x = double(7, 33, device=device).to(dtype).requires_grad_()
+    y = variant.ours(x)
+    weights = double(*y.shape, device=device).to(dtype)
+    (ours,) = torch.autograd.grad((y * weights).sum(), x)
     wide = x.detach().double().requires_grad_()
-    (want,) = torch.autograd.grad((torch.softmax(wide, -1) * weights.double()).sum(), wide)
-    assert ours.dtype == dtype
-    torch.testing.assert_close(ours.double(), want, rtol=0, atol=4 * torch.finfo(dtype).eps)
+    (want,) = torch.autograd.grad((variant.torchs(wide) * weights.double()).sum(), wide)
+    assert (y.dtype, ours.dtype) == (dtype, dtype)
+    assert ours.is_contiguous()
+    # One rounding of dx and one of each saved probability; a log-probability errs by its size.
+    size = 16 if variant.op == "log_softmax" else 4
+    close(ours.double(), want, rtol=torch.finfo(dtype).eps, atol=size * torch.finfo(dtype).eps)
 
 
-def test_stride_zero_upstream() -> None:  # S08: sum() sends an expanded gradient
-    for x in (_double(32, 32, grad=False), _double(32, 32, grad=False).t()):
-        x = x.detach().requires_grad_()
-        softmax(x).sum().backward()
-        assert x.grad is not None
-        assert x.grad.abs().max() < 1e-15
+@EACH
+def test_higher_derivatives_of_half_types(variant: Variant) -> None:
+    """Sums in float32, each derivative in the dtype of what it is of."""
+    x = double(3, 257).to(torch.bfloat16).requires_grad_()
+    (dx,) = torch.autograd.grad(variant.ours(x).square().sum(), x, create_graph=True)
+    (ddx,) = torch.autograd.grad(dx.square().sum(), x)
+    wide = x.detach().double().requires_grad_()
+    (want,) = torch.autograd.grad(variant.torchs(wide).square().sum(), wide, create_graph=True)
+    (second,) = torch.autograd.grad(want.square().sum(), wide)
+    assert ddx.dtype == torch.bfloat16
+    close(ddx.double(), second, rtol=0.1, atol=0.05 * float(second.abs().max()))
 
 
-@pytest.mark.parametrize("dim", [0, 1])
-def test_writing_into_the_result(dim: int) -> None:
-    """Allowed as in torch; what backward needs was overwritten, so that raises, as in torch."""
-    x = _double(3, 1 + 4 * dim)
-    for function in (softmax, torch.softmax):
-        y = function(x, dim)
-        y.mul_(2)
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            y.sum().backward()
+def test_logsumexp_keeps_its_result_before_rounding() -> None:
+    """In bfloat16 exp(x - lse) from the rounded lse is off by a per cent."""
+    x = (50 + double(64)).to(torch.bfloat16).requires_grad_()
+    y = logsumexp(x)
+    (dx,) = torch.autograd.grad(y, x)
+    close(dx.double(), torch.softmax(x.detach().double(), -1), rtol=2**-8, atol=1e-6)
+    (dy, v) = torch.func.jvp(logsumexp, (x.detach(),), (torch.ones_like(x),))
+    assert (dy.dtype, v.dtype) == (torch.bfloat16, torch.bfloat16)
+    assert v == 1
 
 
 @DEVICES
-def test_vmap_jvp_hessian(device: str) -> None:
-    x = _double(4, 5, device=device, grad=False)
+@EACH
+def test_transforms(variant: Variant, device: str) -> None:
+    x = double(4, 5, 3, device=device)
 
-    def ours(v: torch.Tensor) -> torch.Tensor:
-        return (softmax(v) ** 2).sum()
+    def ours(v: Tensor) -> Tensor:
+        return (variant.ours(v) ** 2).sum()
 
-    def want(v: torch.Tensor) -> torch.Tensor:
-        return (torch.softmax(v, -1) ** 2).sum()
+    def want(v: Tensor) -> Tensor:
+        return (variant.torchs(v) ** 2).sum()
 
-    close = torch.testing.assert_close
-    close(torch.vmap(softmax)(x), torch.softmax(x, -1))
-    close(torch.vmap(softmax, in_dims=1)(x), torch.softmax(x.t(), -1))
+    for function in (variant.ours, variant.op_call):
+        for batch_dim in (0, 1, -1):
+            close(torch.vmap(function, batch_dim)(x), torch.vmap(variant.torchs, batch_dim)(x))
+    two = double(2, 4, 5, 3, device=device)
+    close(torch.vmap(torch.vmap(variant.ours))(two), torch.vmap(torch.vmap(variant.torchs))(two))
     close(torch.vmap(torch.func.grad(ours))(x), torch.vmap(torch.func.grad(want))(x))
     close(
-        torch.func.jvp(softmax, (x,), (x * x,))[1],
-        torch.func.jvp(lambda v: torch.softmax(v, -1), (x,), (x * x,))[1],
+        torch.func.jvp(variant.ours, (x,), (x * x,))[1],
+        torch.func.jvp(variant.torchs, (x,), (x * x,))[1],
     )
     close(torch.func.hessian(ours)(x[0]), torch.func.hessian(want)(x[0]))
+    close(torch.func.jacfwd(variant.ours)(x[0]), torch.func.jacrev(variant.torchs)(x[0]))
 
 
-class Tagged(torch.Tensor):
-    """A subclass that does nothing."""
+@EACH
+def test_transforms_of_half_types(variant: Variant) -> None:
+    x = double(4, 5, 3).to(torch.float16)
+    y = torch.vmap(variant.ours)(x)
+    assert y.dtype == torch.float16
+    close(y.double(), torch.vmap(variant.torchs)(x.double()), rtol=2e-3, atol=1e-6)
+    dx = torch.vmap(torch.func.grad(lambda v: variant.ours(v).square().sum()))(x)
+    want = torch.vmap(torch.func.grad(lambda v: variant.torchs(v).square().sum()))(x.double())
+    assert dx.dtype == torch.float16
+    close(dx.double(), want, rtol=1e-2, atol=1e-2)
 
 
-def _compose(*transforms: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda f: functools.reduce(lambda inner, outer: outer(inner), transforms, f)
-
-
-@pytest.mark.parametrize("around", ["nothing", "function mode", "subclass", "trace"])
-@pytest.mark.parametrize(
-    "transforms",
-    [*itertools.product((func.jacfwd, func.jacrev), repeat=2),
-     (func.jacrev, func.jacfwd, func.jacfwd), (func.jacfwd,) * 3, (func.grad, torch.vmap)],
-    ids=lambda transforms: "-".join(t.__name__ for t in transforms),
-)  # fmt: skip
-def test_transforms_nest(transforms: tuple[Callable[..., Any], ...], around: str) -> None:
-    """Also with a default device set, which is a function mode, in a subclass and under make_fx."""
-    x = _double(2, 4, grad=False) if torch.vmap in transforms else _double(4, grad=False)
-    ours = _compose(*transforms)(lambda v: (softmax(v) ** 3).sum())
-    want = _compose(*transforms)(lambda v: (torch.softmax(v, -1) ** 3).sum())(x)
-    if around == "trace":
-        ours = make_fx(ours)(x)
-    with torch.device("cpu") if around == "function mode" else contextlib.nullcontext():
-        got = ours(x.as_subclass(Tagged) if around == "subclass" else x)
-    assert want.abs().max() > 0.01
-    torch.testing.assert_close(got.as_subclass(torch.Tensor), want)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_derivatives_are_rounded_once(dtype: torch.dtype) -> None:
-    """Forward mode and double backward against the same formula in float64, from the same y."""
-    for cols in (7, 33, 500):
-        x, w, v = (_double(3, cols, grad=False).roll(i, 1).mul(1 + i).to(dtype) for i in range(3))
-        x, w = x.requires_grad_(), w.requires_grad_()
-        y = softmax(x)
-        (dx,) = torch.autograd.grad(y, x, w, create_graph=True)
-        by_w, by_x = torch.autograd.grad(dx, (w, x), v)
-        tangent = func.jvp(softmax, (x.detach(),), (v,))[1]
-        y64, w64, v64 = (t.detach().double() for t in (y, w, v))
-        want_by_w = y64 * (v64 - (v64 * y64).sum(-1, keepdim=True))
-        dot_w, dot_v = (w64 * y64).sum(-1, keepdim=True), (v64 * y64).sum(-1, keepdim=True)
-        by_y = (v64 * (w64 - dot_w) - w64 * dot_v).to(dtype).double()
-        want_by_x = y64 * (by_y - (by_y * y64).sum(-1, keepdim=True))
-        for got, want in ((tangent, want_by_w), (by_w, want_by_w), (by_x, want_by_x)):
-            assert got.dtype == dtype
-            # An ulp where float64 and float32 round to different sides, and what they cancel.
-            info = torch.finfo(dtype)
-            allowed = info.eps * (want.abs() + info.smallest_normal) + 1e-6 * want.abs().max()
-            assert ((got.double() - want).abs() <= allowed).all()
+@EACH
+def test_vmap_with_one_side_shared(variant: Variant) -> None:
+    """A batch of upstream gradients against one saved result, as check_batched_grad does."""
+    x = double(4, 3, grad=True)
+    y = variant.ours(x)
+    upstream = double(6, *y.shape)
+    batched = torch.autograd.grad(y, x, upstream, is_grads_batched=True, retain_graph=True)[0]
+    single = [torch.autograd.grad(y, x, g, retain_graph=True)[0] for g in upstream]
+    close(batched, torch.stack(single))
 
 
 @pytest.mark.parametrize("dim", [0, -1])
 def test_vmap_over_scalars(dim: int) -> None:
-    """Each example is a row of one element: ones, and a gradient of zero."""
-    x = _double(5, grad=False)
-    close = torch.testing.assert_close
-    op = torch.ops.online_softmax.softmax.default
+    """Each example is a row of one element: ones, and a gradient of zero; lse is x itself."""
+    x = double(5)
+    ops = torch.ops.online_softmax
     close(torch.vmap(lambda v: softmax(v, dim))(x), torch.ones_like(x))
-    close(torch.vmap(lambda v: op(v, dim, ""))(x), torch.ones_like(x))
+    close(torch.vmap(lambda v: log_softmax(v, dim))(x), torch.zeros_like(x))
+    for keepdim in (False, True):
+        close(torch.vmap(lambda v: logsumexp(v, dim, keepdim))(x), x)  # noqa: B023
+        options = ((dim,), keepdim, None, 2.0, False)
+        close(torch.vmap(lambda v: ops.logsumexp(v, *options, ""))(x), 2 * x)  # noqa: B023
+        backward = torch.vmap(lambda v: ops.logsumexp_backward(v, v, 2 * v, *options))  # noqa: B023
+        close(backward(x), 2 * x)
+    close(torch.vmap(lambda v: ops.softmax(v, dim, None, 1.0, False, ""))(x), torch.ones_like(x))
     close(torch.vmap(torch.func.grad(lambda v: softmax(v, dim) * 3))(x), torch.zeros_like(x))
-    backward = torch.ops.online_softmax.softmax_backward.default
-    close(torch.vmap(lambda v: backward(v, torch.ones_like(v), dim))(x), torch.zeros_like(x))
-    close(torch.vmap(torch.vmap(softmax))(_double(2, 3, grad=False)), torch.ones(2, 3).double())
-
-
-def test_dynamic_sizes_do_not_recompile() -> None:
-    torch._dynamo.reset()
-    counter = torch._dynamo.testing.CompileCounter()
-    compiled = torch.compile(softmax, fullgraph=True, backend=counter, dynamic=True)
-    for rows, cols in ((4, 6), (5, 7), (9, 33), (12, 100)):
-        x = torch.randn(rows, cols)
-        torch.testing.assert_close(compiled(x), torch.softmax(x, -1))
-    assert counter.frame_count == 1
-
-
-@DEVICES
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_fullgraph_compile(device: str, dynamic: bool) -> None:
-    torch._dynamo.reset()
-    compiled = torch.compile(
-        lambda x: softmax(x, 0) * 2, fullgraph=True, backend="aot_eager", dynamic=dynamic
+    close(torch.vmap(torch.func.grad(lambda v: logsumexp(v, dim) * 3))(x), 3 * torch.ones_like(x))
+    gradient = torch.vmap(
+        lambda v: ops.softmax_backward(v, torch.ones_like(v), dim, None, 1.0, False)
     )
-    for cols in (6, 7, 9):
-        x = torch.randn(4, cols, device=device, requires_grad=True)
-        compiled(x).square().sum().backward()
-        (want,) = torch.autograd.grad((torch.softmax(x, 0) * 2).square().sum(), x)
-        torch.testing.assert_close(x.grad, want, rtol=1e-5, atol=1e-6)
+    close(gradient(x), torch.zeros_like(x))
 
 
-@pytest.mark.parametrize("transform", ["grad", "jvp"])
-def test_functorch_inside_compile_raises(transform: str) -> None:
-    """A traced op has no forward-mode rule: it must say so, not return zeros."""
-    torch._dynamo.reset()
-    x = torch.randn(4, 5)
-    if transform == "grad":
-        inner = torch.func.grad(lambda v: (softmax(v) ** 2).sum())
-    else:
-        inner = lambda v: torch.func.jvp(softmax, (v,), (v,))[1]  # noqa: E731
-    compiled = torch.compile(inner, fullgraph=True, backend="aot_eager")
-    try:
-        got = compiled(x)
-    except Exception:  # noqa: BLE001  any refusal will do
-        return
-    torch.testing.assert_close(got, inner(x))  # a torch that can do it must do it right
+@EACH
+def test_forward_mode_by_hand(variant: Variant) -> None:
+    x = double(3, 4)
+    for function in (variant.ours, variant.op_call):
+        with forward_ad.dual_level():
+            y = function(forward_ad.make_dual(x, x * x))
+            tangent = forward_ad.unpack_dual(y).tangent
+        close(tangent, torch.func.jvp(variant.torchs, (x,), (x * x,))[1])
 
 
-def test_forward_mode_by_hand() -> None:
-    import torch.autograd.forward_ad as forward_ad
-
-    x = _double(3, 4, grad=False)
-    with forward_ad.dual_level():
-        tangent = forward_ad.unpack_dual(softmax(forward_ad.make_dual(x, x * x))).tangent
-    want = torch.func.jvp(lambda v: torch.softmax(v, -1), (x,), (x * x,))[1]
-    torch.testing.assert_close(tangent, want)
-
-
-def test_modes_and_subclasses_take_the_op() -> None:
+@EACH
+def test_modes_and_subclasses_take_the_op(variant: Variant) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    want = variant.torchs(torch.randn(3, 4))
     with FakeTensorMode() as mode:
-        y = softmax(mode.from_tensor(torch.randn(3, 4)))
-    assert y.shape == (3, 4)
+        y = variant.ours(mode.from_tensor(torch.randn(3, 4)))
+    assert (y.shape, y.dtype) == (want.shape, want.dtype)
 
-    assert type(softmax(torch.randn(3, 4).as_subclass(Tagged))) is Tagged
+    class Tagged(torch.Tensor):
+        pass
 
-
-def test_what_overrides_torch_functions_is_asked() -> None:
-    class Model(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return softmax(x, 0, kernel="reference") * 2
-
-    traced = torch.fx.symbolic_trace(Model())
-    (node,) = (node for node in traced.graph.nodes if node.target is softmax)
-    assert (node.args[1:], dict(node.kwargs)) == ((0,), {"kernel": "reference"})
-    x = torch.randn(3, 4)
-    torch.testing.assert_close(traced(x), torch.softmax(x, 0) * 2)
-    with torch.device("cpu"), pytest.raises(TypeError, match="must be a Tensor, got list"):
-        softmax([1.0])
+    assert type(variant.ours(torch.randn(3, 4).as_subclass(Tagged))) is Tagged
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_autocast_gives_float32(dtype: torch.dtype) -> None:  # S71
-    x = torch.randn(4, 100, device="cuda", dtype=dtype, requires_grad=True)
-    with torch.autocast("cuda", dtype=torch.float16):
-        y = softmax(x)
-    assert y.dtype == torch.float32
-    y.square().sum().backward()
-    assert x.grad is not None
-    assert x.grad.dtype == dtype
+def test_a_result_says_where_it_comes_from() -> None:
+    x = torch.randn(3, requires_grad=True)
+    for function in (softmax, log_softmax, logsumexp):
+        assert function.__name__ in str(function(x).grad_fn)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["_functorch_active", "_below_autograd", "_after_autograd", "_torch_function_modes",
-     "_torch_dispatch_modes", "_SingleLevelFunction", "_is_forward_mode", "_set_forward_mode"],
-)  # fmt: skip
+@pytest.mark.parametrize("name", [name for name in vars(private) if not name.startswith("_")])
 def test_private_names_of_torch(name: str) -> None:
-    assert getattr(library, name, None) is not None, f"this torch has no {name} any more"
-    assert library._is_forward_mode() is False
+    """A torch that lacks one fails to import the package: then this list says which it was."""
+    assert getattr(private, name) is not None
+    assert private.is_forward_mode() is False
+    assert not private.functorch_active()
+    assert private.function_modes() == private.dispatch_modes() == 0

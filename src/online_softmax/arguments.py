@@ -1,0 +1,109 @@
+"""Arguments of the public functions, checked once: what was given, and what is wanted."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from online_softmax import catalogue
+from online_softmax.reference.ops import FP8
+
+INPUT_DTYPES = (*catalogue.DTYPES, *FP8)
+EMPTY = {"nan": False, "zero": True}
+_DTYPES = frozenset(INPUT_DTYPES)
+_STRIDED = torch.strided
+_INFINITY = float("inf")
+
+
+def _named(dtypes: tuple[torch.dtype, ...]) -> str:
+    return ", ".join(str(dtype) for dtype in dtypes)
+
+
+def check_input(name: str, x: Any) -> None:
+    """x is a dense tensor of a dtype that we compute."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name}(): x must be a Tensor, got {type(x).__name__}")
+    if x.layout is not _STRIDED or x.is_nested:
+        kind = "a nested tensor" if x.is_nested else f"one of layout {x.layout}"
+        raise NotImplementedError(f"{name}(): x must be a dense tensor, got {kind}")
+    if x.dtype not in _DTYPES:
+        _refuse_dtype(name, x.dtype)
+
+
+def _refuse_dtype(name: str, dtype: torch.dtype) -> NoReturn:
+    if not dtype.is_floating_point:
+        raise NotImplementedError(
+            f"{name}(): x must be of a floating-point type, got {dtype}: convert it first, "
+            "x.float() for example"
+        )
+    raise NotImplementedError(f"{name}(): x must be one of {_named(INPUT_DTYPES)}, got {dtype}")
+
+
+def check_dim(name: str, x: Tensor, dim: Any) -> int:
+    """dim as an int in range, still negative if it was."""
+    if type(dim) is not int:
+        if isinstance(dim, bool) or not hasattr(dim, "__index__"):
+            raise TypeError(f"{name}(): dim must be an int, got {dim!r}")
+        dim = operator.index(dim)  # a NumPy integer, for example
+    rank = x.dim() or 1
+    if not -rank <= dim < rank:
+        raise IndexError(
+            f"{name}(): dim must be in [{-rank}, {rank - 1}] for a tensor of {x.dim()} "
+            f"dimensions, got {dim}"
+        )
+    return dim
+
+
+def check_dims(name: str, x: Tensor, dim: Any) -> tuple[int, ...]:
+    """An int, or several in a tuple or list, as a tuple of different dims."""
+    if not isinstance(dim, (tuple, list)):
+        return (check_dim(name, x, dim),)
+    dims = tuple(check_dim(name, x, each) for each in dim)
+    if not dims:
+        raise RuntimeError(f"{name}(): dim must name at least one dimension, got {dim!r}")
+    if len({each % (x.dim() or 1) for each in dims}) < len(dims):
+        raise RuntimeError(f"{name}(): dim names a dimension twice: {dim!r}")
+    return dims
+
+
+def check_scale(name: str, scale: Any) -> float:
+    if type(scale) is not float and type(scale) is not int:
+        if isinstance(scale, (Tensor, bool)) or not hasattr(scale, "__float__"):
+            raise TypeError(f"{name}(): scale must be a float, got {type(scale).__name__}")
+        scale = float(scale)  # a NumPy number, for example
+    if not 0.0 <= scale < _INFINITY:
+        raise ValueError(f"{name}(): scale must be at least 0 and finite, got {scale}")
+    return scale
+
+
+def check_empty(name: str, empty: Any) -> bool:
+    """Whether an empty slice counts as zero."""
+    if empty not in EMPTY:
+        raise ValueError(f'{name}(): empty must be "nan" or "zero", got {empty!r}')
+    return EMPTY[empty]
+
+
+def check_dtype(name: str, dtype: Any) -> torch.dtype:
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"{name}(): dtype must be a torch.dtype, got {dtype!r}")
+    if dtype not in catalogue.DTYPES:
+        wanted = _named(catalogue.DTYPES)
+        raise NotImplementedError(f"{name}(): dtype must be one of {wanted}, got {dtype}")
+    return dtype
+
+
+def check_kernel(name: str, kernel: Any) -> str:
+    if kernel not in catalogue.KERNELS:
+        there = ", ".join(catalogue.KERNELS)
+        raise ValueError(f"{name}(): no kernel is named {kernel!r}; there are {there}")
+    return str(kernel)
+
+
+def check_out(name: str, out: Any) -> None:
+    if not isinstance(out, Tensor):
+        raise TypeError(f"{name}(): out must be a Tensor, got {type(out).__name__}")
+    if out.layout is not _STRIDED or out.is_nested:
+        raise NotImplementedError(f"{name}(): out must be a dense tensor")

@@ -1,0 +1,24 @@
+"""Private names of torch that this package uses, all of them; a test says which is gone.
+
+The three routes need them: no public name tells whether a transform, a mode or a dual level is at
+work, or lets a kernel at the Autograd key go on below autograd.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.autograd import forward_ad
+from torch.autograd.function import _SingleLevelFunction
+
+SingleLevelFunction = _SingleLevelFunction
+functorch_active = torch._C._are_functorch_transforms_active
+below_autograd = torch._C._AutoDispatchBelowAutograd
+after_autograd = torch._C._after_autograd_keyset
+without_keys = torch._C._ExcludeDispatchKeyGuard
+function_modes = torch._C._len_torch_function_stack
+dispatch_modes = torch._C._len_torch_dispatch_stack
+
+
+def is_forward_mode() -> bool:
+    """Whether a forward-mode level is open (`torch.autograd.forward_ad.dual_level`)."""
+    return forward_ad._current_level >= 0

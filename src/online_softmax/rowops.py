@@ -1,0 +1,145 @@
+"""The row operations on plain tensors: which implementation runs a call. No autograd, no subclass.
+
+Arguments are checked above, in api.py; results are contiguous. dim and dims count from either end.
+Where no kernel of ours stands, a CPU tensor goes to ATen in float32 (float64), whose semantics are
+ours, and any other to the reference.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from online_softmax import catalogue
+from online_softmax.reference import ops
+from online_softmax.reference.ops import result_dtype, sum_dtype
+
+ANY_OPTION = ("torch", "reference")  # the kernels that every operation and option has
+
+_DEFINITION = {"softmax": ops.softmax, "log_softmax": ops.log_softmax}
+_BACKWARD = {"softmax": ops.softmax_backward, "log_softmax": ops.log_softmax_backward}
+_EMPTY = {"softmax": 0.0, "log_softmax": -math.inf}
+
+
+def forward(
+    op: str,
+    x: Tensor,
+    dim: int,
+    dtype: torch.dtype | None,
+    scale: float,
+    zero_empty: bool,
+    kernel: str,
+    out: Tensor | None = None,
+) -> Tensor:
+    """softmax or log_softmax of a plain tensor.
+
+    Args:
+        op: "softmax" or "log_softmax".
+        x: any shape and strides; float16, bfloat16, float32, float64 or fp8.
+        dtype: of the result; None: x's, bfloat16 for fp8.
+        scale: at least 0 and finite; multiplies x in the dtype of the sums.
+        zero_empty: what a slice that is all -inf gives: probability 0 instead of NaN.
+        kernel: the name of a kernel to force, or "".
+        out: filled and returned, if given: of x's shape and the result's dtype, on x's device; it
+            is x itself (in place) or shares no element with it.
+
+    Raises:
+        ValueError: the named kernel cannot run this.
+    """
+    is_plain = scale == 1.0 and not zero_empty and (dtype is None or dtype == x.dtype)
+    if op == "softmax" and is_plain and x.dtype not in ops.FP8:
+        y = catalogue.softmax(x, dim, kernel)
+    elif _takes_aten(op, x, kernel):
+        y = _aten(op, x, dim, dtype, scale, zero_empty)
+    else:
+        y = _DEFINITION[op](x, dim, dtype=dtype, scale=scale, zero_empty=zero_empty).contiguous()
+    return y if out is None else out.copy_(y)
+
+
+def backward(
+    op: str,
+    dy: Tensor,
+    y: Tensor,
+    dim: int,
+    dtype: torch.dtype | None,
+    scale: float,
+    zero_empty: bool,
+) -> Tensor:
+    """The gradient by x, from that by y and y itself; dtype is that of x (None: y's)."""
+    return _BACKWARD[op](dy, y, dim, dtype=dtype, scale=scale, zero_empty=zero_empty)
+
+
+def logsumexp(
+    x: Tensor,
+    dims: tuple[int, ...],
+    keepdim: bool,
+    dtype: torch.dtype | None,
+    scale: float,
+    kernel: str,
+) -> Tensor:
+    """The natural logarithm of the sum of exp(scale x) over dims; arguments as for `forward`."""
+    if not _takes_aten("logsumexp", x, kernel):
+        y = ops.logsumexp(x, tuple(dims), keepdim, dtype=dtype, scale=scale)
+    else:
+        y = torch.logsumexp(ops.scaled(x, dtype, scale), dims, keepdim)
+    return y.to(dtype or result_dtype(x.dtype)).contiguous()
+
+
+def logsumexp_saving(
+    x: Tensor,
+    dims: tuple[int, ...],
+    keepdim: bool,
+    dtype: torch.dtype | None,
+    scale: float,
+    kernel: str,
+) -> tuple[Tensor, Tensor]:
+    """`logsumexp`, and the same before it was rounded: what its gradient is computed from.
+
+    The second is float32 (float64 if x or the result is); it is the first if that is as wide.
+    """
+    wide = sum_dtype(x.dtype, dtype)
+    saved = logsumexp(x, dims, keepdim, wide, scale, kernel)
+    lse_dtype = dtype or result_dtype(x.dtype)
+    return saved.to(lse_dtype), saved
+
+
+def logsumexp_backward(
+    dlse: Tensor,
+    x: Tensor,
+    lse: Tensor,
+    dims: tuple[int, ...],
+    keepdim: bool,
+    dtype: torch.dtype | None,
+    scale: float,
+    zero_empty: bool,
+) -> Tensor:
+    """The gradient of `logsumexp` by x in dtype (None: x's), from what `logsumexp_saving` saved."""
+    return ops.logsumexp_backward(
+        dlse, x, lse, tuple(dims), keepdim, dtype=dtype, scale=scale, zero_empty=zero_empty
+    )
+
+
+# ---- which implementation
+
+
+def _takes_aten(op: str, x: Tensor, kernel: str) -> bool:
+    """Whether ATen computes this; False: the reference. ValueError: the named kernel cannot."""
+    if kernel and kernel not in ANY_OPTION:
+        what = "softmax with dtype, scale, empty or fp8 input" if op == "softmax" else op
+        raise ValueError(
+            f"{op}(): kernel {kernel!r} cannot run this: {kernel} computes plain softmax in its "
+            f"input's dtype, not {what}"
+        )
+    return kernel == "torch" or (not kernel and x.device.type == "cpu")
+
+
+def _aten(
+    op: str, x: Tensor, dim: int, dtype: torch.dtype | None, scale: float, zero_empty: bool
+) -> Tensor:
+    z = ops.scaled(x, dtype, scale)
+    y = torch.softmax(z, dim) if op == "softmax" else torch.log_softmax(z, dim)
+    if zero_empty:
+        y = torch.where((z == -math.inf).all(dim, keepdim=True), _EMPTY[op], y)
+    return y.to(dtype or result_dtype(x.dtype)).contiguous()
