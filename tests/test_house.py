@@ -206,6 +206,8 @@ def test_documents_are_what_the_generator_writes():
         "",
         ".api",
         ".catalogue",
+        ".library.override",
+        ".nn",
         ".plan",
         ".reference.online",
         ".reference.ops",

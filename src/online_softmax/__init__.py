@@ -5,9 +5,20 @@
 tensor([0.5000, 0.5000])
 """
 
+from online_softmax import nn
 from online_softmax.api import log_softmax, logsumexp, softmax
 from online_softmax.catalogue import KERNELS, explain
+from online_softmax.library import override_torch
 from online_softmax.reference.online import State
 
 __version__ = "0.1.0"
-__all__ = ["KERNELS", "State", "explain", "log_softmax", "logsumexp", "softmax"]
+__all__ = [
+    "KERNELS",
+    "State",
+    "explain",
+    "log_softmax",
+    "logsumexp",
+    "nn",
+    "override_torch",
+    "softmax",
+]

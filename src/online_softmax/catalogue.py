@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import operator
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -84,10 +85,23 @@ def _run_triton(name: str, x: Tensor, y: Tensor, numbers: Numbers) -> None:
     rows.softmax(x, y, kernel=name, block=numbers.tile, num_warps=numbers.block // plan.WARP)
 
 
+class _AtensOwn(threading.local):
+    """How deep this thread is in code that wants torch's own kernels, whoever overrides them."""
+
+    depth = 0
+
+
+atens_own = _AtensOwn()
+
+
 def _run_torch(x: Tensor, y: Tensor, numbers: Numbers) -> None:
     # ATen's half-type kernels on the CPU sum in the half type in places; float32 is right.
     wide = x.dtype if x.dtype == torch.float64 or x.is_cuda else torch.float32
-    y.copy_(torch.softmax(x, -1, dtype=wide))
+    atens_own.depth += 1
+    try:
+        y.copy_(torch.softmax(x, -1, dtype=wide))
+    finally:
+        atens_own.depth -= 1
 
 
 def _run_reference(x: Tensor, y: Tensor, numbers: Numbers) -> None:

@@ -8,6 +8,8 @@ ours, and any other to the reference.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -83,7 +85,7 @@ def logsumexp(
     if not _takes_aten("logsumexp", x, kernel):
         y = ops.logsumexp(x, tuple(dims), keepdim, dtype=dtype, scale=scale)
     else:
-        y = torch.logsumexp(ops.scaled(x, dtype, scale), dims, keepdim)
+        y = _own(torch.logsumexp, ops.scaled(x, dtype, scale), dims, keepdim)
     return y.to(dtype or result_dtype(x.dtype)).contiguous()
 
 
@@ -124,6 +126,18 @@ def logsumexp_backward(
 # ---- which implementation
 
 
+def has_kernel(op: str, *tensors: Tensor) -> bool:
+    """Whether a kernel of this project, not torch, runs an op on these tensors.
+
+    Args:
+        op: "softmax", "softmax_backward" and so on.
+        tensors: x; or dy and what was saved.
+    """
+    if op != "softmax" or not tensors[0].is_cuda or tensors[0].dtype not in catalogue.FLOATS:
+        return False
+    return not (catalogue.lacks("cuda") and catalogue.lacks("triton"))
+
+
 def _takes_aten(op: str, x: Tensor, kernel: str) -> bool:
     """Whether ATen computes this; False: the reference. ValueError: the named kernel cannot."""
     if kernel and kernel not in ANY_OPTION:
@@ -135,11 +149,20 @@ def _takes_aten(op: str, x: Tensor, kernel: str) -> bool:
     return kernel == "torch" or (not kernel and x.device.type == "cpu")
 
 
+def _own(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
+    """torch's own kernel, also while `override_torch` is in force."""
+    catalogue.atens_own.depth += 1
+    try:
+        return function(*arguments)
+    finally:
+        catalogue.atens_own.depth -= 1
+
+
 def _aten(
     op: str, x: Tensor, dim: int, dtype: torch.dtype | None, scale: float, zero_empty: bool
 ) -> Tensor:
     z = ops.scaled(x, dtype, scale)
-    y = torch.softmax(z, dim) if op == "softmax" else torch.log_softmax(z, dim)
+    y = _own(torch.softmax if op == "softmax" else torch.log_softmax, z, dim)
     if zero_empty:
         y = torch.where((z == -math.inf).all(dim, keepdim=True), _EMPTY[op], y)
     return y.to(dtype or result_dtype(x.dtype)).contiguous()

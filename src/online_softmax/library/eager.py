@@ -1,7 +1,9 @@
 """The eager route where a gradient or a functorch transform is at work: `autograd.Function`s.
 
-One for each direction, so that the backward is differentiable too. They are entered by the base
-class's `apply` unless functorch is at work: `Function.apply` binds the signature in each call.
+One for each direction, so that the backward is differentiable too, and for the forward one more, in
+the older form without `setup_context`, which costs 3 us less a call on the host but knows neither
+transforms nor forward mode. All are entered by the base class's `apply` unless functorch is at
+work: `Function.apply` binds the signature in each call.
 """
 
 from __future__ import annotations
@@ -9,21 +11,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.autograd import Function
 
 from online_softmax.library.operations import OPERATIONS, Operation, in_front, over_batch
-from online_softmax.library.private import functorch_active
+from online_softmax.library.private import functorch_active, is_forward_mode
 from online_softmax.reference.ops import result_dtype
 
+Entry = Callable[..., Any]
 
-def _entry(function: type[Function]) -> Callable[..., Any]:
-    base_apply = super(Function, function).apply  # type: ignore[misc]
 
-    def apply(*args: Any) -> Any:
-        return function.apply(*args) if functorch_active() else base_apply(*args)
-
-    return apply
+def _base_apply(function: type[Function]) -> Entry:
+    return super(Function, function).apply  # type: ignore[misc]
 
 
 def _renamed(function: type[Function], name: str) -> type[Function]:
@@ -33,7 +33,7 @@ def _renamed(function: type[Function], name: str) -> type[Function]:
     return function
 
 
-def _backward_of(operation: Operation) -> type[Function]:
+def _backward_entry(operation: Operation) -> Entry:
     class Backward(Function):  # (dy, *saved, options) -> dx
         @staticmethod
         def forward(*args: Any) -> Tensor:
@@ -58,13 +58,39 @@ def _backward_of(operation: Operation) -> type[Function]:
         def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:  # type: ignore[override]
             *tensors, options = args
             batch = tuple(in_front(t, in_dims[i], info.batch_size) for i, t in enumerate(tensors))
-            return over_batch(backward_entry[operation.name], batch, options), 0
+            return over_batch(entry, batch, options), 0
 
-    return _renamed(Backward, f"OnlineSoftmax_{operation.name}_backward")
+    _renamed(Backward, f"OnlineSoftmax_{operation.name}_backward")
+    base_apply = _base_apply(Backward)
+
+    def entry(*args: Any) -> Tensor:
+        if functorch_active():
+            return Backward.apply(*args)
+        if torch.is_grad_enabled() or is_forward_mode():
+            return base_apply(*args)
+        *tensors, options = args  # an ordinary backward pass: nothing is recorded
+        return operation.backward(*tensors, *options)
+
+    return entry
 
 
-def _forward_of(operation: Operation) -> type[Function]:
-    backward = backward_entry[operation.name]
+def _forward_entry(operation: Operation, backward: Entry) -> Entry:
+    def remember(ctx: Any, x: Tensor, options: Any, output: Any) -> tuple[Tensor, ...]:
+        outputs = (output,) if isinstance(output, Tensor) else output
+        kept = operation.keep(x, outputs)
+        ctx.save_for_backward(*kept)
+        ctx.options, ctx.x_dtype = options, x.dtype
+        if len(outputs) > 1:
+            ctx.set_materialize_grads(False)
+        return outputs
+
+    def go_back(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
+        given = [dy for dy in upstream if dy is not None]
+        if not given:
+            return None, None, None
+        dy = given[0] if len(given) == 1 else given[0] + given[1]
+        options = ctx.options._replace(dtype=result_dtype(ctx.x_dtype))
+        return backward(dy, *ctx.saved_tensors, options), None, None
 
     class Forward(Function):  # (x, options, kernel) -> result, or (result, before rounding)
         @staticmethod
@@ -73,23 +99,11 @@ def _forward_of(operation: Operation) -> type[Function]:
 
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-            x, ctx.options, _ = inputs
-            outputs = (output,) if isinstance(output, Tensor) else output
-            kept = operation.keep(x, outputs)
-            ctx.save_for_backward(*kept)
-            ctx.save_for_forward(*kept)
-            ctx.x_dtype = x.dtype
+            outputs = remember(ctx, inputs[0], inputs[1], output)
+            ctx.save_for_forward(*operation.keep(inputs[0], outputs))
             ctx.dtypes = tuple(each.dtype for each in outputs)
-            ctx.set_materialize_grads(False)
 
-        @staticmethod
-        def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
-            given = [dy for dy in upstream if dy is not None]
-            if not given:
-                return None, None, None
-            dy = given[0] if len(given) == 1 else given[0] + given[1]
-            options = ctx.options._replace(dtype=result_dtype(ctx.x_dtype))
-            return backward(dy, *ctx.saved_tensors, options), None, None
+        backward = staticmethod(go_back)
 
         @staticmethod
         def jvp(ctx: Any, x_tangent: Tensor, *_: None) -> Any:  # type: ignore[override]
@@ -99,13 +113,30 @@ def _forward_of(operation: Operation) -> type[Function]:
 
         @staticmethod
         def vmap(info: Any, in_dims: Any, x: Tensor, options: Any, kernel: str) -> Any:  # type: ignore[override]
-            entry = forward_entry[operation.name]
             batch = (x.movedim(in_dims[0], 0),)
             results = over_batch(lambda x, options: entry(x, options, kernel), batch, options)
             return results, 0 if isinstance(results, Tensor) else (0,) * len(results)
 
-    return _renamed(Forward, f"OnlineSoftmax_{operation.name}")
+    class Recorded(Function):  # the same, for reverse mode alone
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, options: Any, kernel: str) -> Any:
+            output = operation.recorded(x, options, kernel)
+            remember(ctx, x, options, output)
+            return output
+
+        backward = staticmethod(go_back)
+
+    name = f"OnlineSoftmax_{operation.name}"
+    forward_apply = _base_apply(_renamed(Forward, name))
+    recorded_apply = _base_apply(_renamed(Recorded, name))
+
+    def entry(*args: Any) -> Any:
+        if functorch_active():
+            return Forward.apply(*args)
+        return (forward_apply if is_forward_mode() else recorded_apply)(*args)
+
+    return entry
 
 
-backward_entry = {each.name: _entry(_backward_of(each)) for each in OPERATIONS}
-forward_entry = {each.name: _entry(_forward_of(each)) for each in OPERATIONS}
+backward_entry = {each.name: _backward_entry(each) for each in OPERATIONS}
+forward_entry = {each.name: _forward_entry(each, backward_entry[each.name]) for each in OPERATIONS}

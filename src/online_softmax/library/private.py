@@ -16,6 +16,7 @@ below_autograd = torch._C._AutoDispatchBelowAutograd
 after_autograd = torch._C._after_autograd_keyset
 without_keys = torch._C._ExcludeDispatchKeyGuard
 function_modes = torch._C._len_torch_function_stack
+has_computed_kernel = torch._C._dispatch_has_computed_kernel_for_dispatch_key
 dispatch_modes = torch._C._len_torch_dispatch_stack
 
 

@@ -1,0 +1,74 @@
+"""The modules: values, options, what they print, what they keep."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+
+from online_softmax import log_softmax, logsumexp, nn, softmax
+
+INF = float("inf")
+close = torch.testing.assert_close
+MODULES = {
+    nn.Softmax: (torch.nn.Softmax, softmax),
+    nn.LogSoftmax: (torch.nn.LogSoftmax, log_softmax),
+}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_in_place_of_torchs(module) -> None:
+    torchs, function = MODULES[module]
+    x = torch.randn(3, 4, requires_grad=True)
+    for dim in (-1, 0):
+        y = module(dim)(x)
+        close(y, torchs(dim)(x))
+        (dx,) = torch.autograd.grad(y[0, 0], x)
+        (want,) = torch.autograd.grad(torchs(dim)(x)[0, 0], x)
+        close(dx, want)
+    rows = torch.tensor([[1.0, 2.0], [-INF, -INF]])
+    close(module(scale=0.5, empty="zero")(rows), function(rows, scale=0.5, empty="zero"))
+
+
+def test_logsumexp() -> None:
+    x = torch.randn(2, 3, 4)
+    close(nn.LogSumExp()(x), torch.logsumexp(x, -1))
+    close(nn.LogSumExp((0, 2), keepdim=True)(x), torch.logsumexp(x, (0, 2), True))
+    close(nn.LogSumExp(0, scale=0.5)(x), torch.logsumexp(x * 0.5, 0))
+    empty = torch.full((2, 3), -INF, requires_grad=True)
+    nn.LogSumExp(empty="zero")(empty).sum().backward()
+    close(empty.grad, torch.zeros(2, 3))
+    close(logsumexp(empty), torch.full((2,), -INF))
+
+
+def test_what_they_print() -> None:
+    assert repr(nn.Softmax()) == "Softmax(dim=-1)"
+    assert repr(nn.Softmax(0, scale=0.5, empty="zero")) == 'Softmax(dim=0, scale=0.5, empty="zero")'
+    assert repr(nn.LogSoftmax(1)) == "LogSoftmax(dim=1)"
+    assert repr(nn.LogSumExp()) == "LogSumExp(dim=-1)"
+    assert repr(nn.LogSumExp((0, 1), True)) == "LogSumExp(dim=(0, 1), keepdim=True)"
+
+
+def test_options_are_checked_when_it_is_made() -> None:
+    for module in (nn.Softmax, nn.LogSoftmax, nn.LogSumExp):
+        with pytest.raises(ValueError, match=rf"{module.__name__}\(\): scale must be at least 0"):
+            module(scale=-1.0)
+        with pytest.raises(ValueError, match='empty must be "nan" or "zero"'):
+            module(empty="none")
+        with pytest.raises(IndexError, match="dim must be in"):
+            module(3)(torch.randn(2, 2))
+
+
+def test_in_a_model() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 5), nn.LogSoftmax(scale=0.5), nn.LogSumExp())
+    assert set(model.state_dict()) == {"0.weight", "0.bias"}
+    x = torch.randn(3, 4)
+    want = torch.logsumexp(torch.log_softmax(model[0](x) * 0.5, -1), -1)
+    for each in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        close(each(x), want)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    close(compiled(x), want)
+    model(x).sum().backward()
+    assert model[0].weight.grad is not None
