@@ -198,6 +198,37 @@ def test_modes_and_subclasses_take_the_op(variant: Variant) -> None:
     assert type(variant.ours(torch.randn(3, 4).as_subclass(Tagged))) is Tagged
 
 
+@EACH
+def test_which_modes_see_the_op(variant: Variant) -> None:
+    """A default device is a mode too, but of factories: it does not slow every call down."""
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen: list[str] = []
+
+    class Functions(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    class Dispatches(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    name = f"online_softmax.{variant.op}.default"
+    x = torch.randn(3, 4)
+    for mode in (Functions(), Dispatches()):
+        seen.clear()
+        with mode:
+            close(variant.ours(x), variant.torchs(x))
+        assert name in seen
+    with torch.device("cpu"):
+        assert private.function_mode_count() == 1
+        assert not private.function_modes()
+        close(variant.ours(x), variant.torchs(x))
+
+
 def test_a_result_says_where_it_comes_from() -> None:
     x = torch.randn(3, requires_grad=True)
     for function in (softmax, log_softmax, logsumexp):
@@ -210,4 +241,5 @@ def test_private_names_of_torch(name: str) -> None:
     assert getattr(private, name) is not None
     assert private.is_forward_mode() is False
     assert not private.functorch_active()
-    assert private.function_modes() == private.dispatch_modes() == 0
+    assert not private.function_modes()
+    assert not private.dispatch_modes()

@@ -84,6 +84,25 @@ def test_vmap_inside_compile(variant: Variant) -> None:
     close(compiled(x), torch.vmap(variant.torchs)(x))
 
 
+def test_inductor() -> None:
+    """Between operations that Inductor compiles, forward and backward, strides of its choice."""
+    torch._dynamo.reset()
+
+    def function(x: Tensor) -> Tensor:
+        y = softmax(x.t() * 2, scale=0.5) + log_softmax(x.t().exp(), 0, dtype=torch.float64)
+        return y * logsumexp(x.t().cos(), 0, True)
+
+    def want(x: Tensor) -> Tensor:
+        y = torch.softmax(x.t(), -1) + torch.log_softmax(x.t().exp(), 0, dtype=torch.float64)
+        return y * torch.logsumexp(x.t().cos(), 0, keepdim=True)
+
+    x = torch.randn(5, 7, requires_grad=True)
+    compiled = torch.compile(function, fullgraph=True)
+    close(compiled(x), want(x), rtol=1e-5, atol=1e-5)
+    ours, theirs = (torch.autograd.grad(f(x).square().sum(), x)[0] for f in (compiled, want))
+    close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
 @ALONG
 def test_out_inside_compile(function) -> None:
     torch._dynamo.reset()
@@ -167,3 +186,4 @@ def test_autocast_gives_float32(variant: Variant, dtype, compiled, mark) -> None
         assert x.grad.dtype == dtype
         with torch.autocast("cuda", dtype=cast_to):
             assert softmax(x.detach(), dtype=torch.float16).dtype == torch.float16
+            assert softmax(x.detach(), kernel="v2_vectorized").dtype == torch.float32

@@ -50,9 +50,11 @@ def forward(
     Raises:
         ValueError: the named kernel cannot run this.
     """
-    is_plain = scale == 1.0 and not zero_empty and (dtype is None or dtype == x.dtype)
-    if op == "softmax" and is_plain and x.dtype not in ops.FP8:
+    is_plain = op == "softmax" and scale == 1.0 and not zero_empty
+    if is_plain and (dtype is None or dtype == x.dtype) and x.dtype not in ops.FP8:
         y = catalogue.softmax(x, dim, kernel)
+    elif is_plain and dtype == torch.float32 and x.dtype.itemsize < dtype.itemsize:
+        y = catalogue.softmax(x.to(dtype), dim, kernel)  # what autocast asks for; nothing rounds
     elif _takes_aten(op, x, kernel):
         y = _aten(op, x, dim, dtype, scale, zero_empty)
     else:

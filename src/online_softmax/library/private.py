@@ -9,13 +9,15 @@ from __future__ import annotations
 import torch
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
+from torch.utils._device import DeviceContext
 
 SingleLevelFunction = _SingleLevelFunction
 functorch_active = torch._C._are_functorch_transforms_active
 below_autograd = torch._C._AutoDispatchBelowAutograd
 after_autograd = torch._C._after_autograd_keyset
 without_keys = torch._C._ExcludeDispatchKeyGuard
-function_modes = torch._C._len_torch_function_stack
+function_mode_count = torch._C._len_torch_function_stack
+function_mode_stack = torch.overrides._get_current_function_mode_stack
 has_computed_kernel = torch._C._dispatch_has_computed_kernel_for_dispatch_key
 dispatch_modes = torch._C._len_torch_dispatch_stack
 
@@ -23,3 +25,10 @@ dispatch_modes = torch._C._len_torch_dispatch_stack
 def is_forward_mode() -> bool:
     """Whether a forward-mode level is open (`torch.autograd.forward_ad.dual_level`)."""
     return forward_ad._current_level >= 0
+
+
+def function_modes() -> bool:
+    """Whether a mode must see our ops: any but `with torch.device(...)`, which sees factories."""
+    if not function_mode_count():
+        return False
+    return any(type(mode) is not DeviceContext for mode in function_mode_stack())
