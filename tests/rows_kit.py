@@ -17,6 +17,15 @@ GPU = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
+
+
+def gpu(test: Callable) -> Callable:
+    """A test that runs where there is a GPU alone."""
+    for mark in GPU:
+        test = mark(test)
+    return test
+
+
 DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
 
 

@@ -172,6 +172,16 @@ def test_inference_tensors(function) -> None:
 
 
 @ALONG
+def test_out_with_a_pending_negation(function) -> None:
+    """`z.imag` of a conjugate: memory holds the opposite of the values."""
+    x, z = torch.randn(3, 4), torch.zeros(3, 4, dtype=torch.complex64)
+    out = z.conj().imag
+    assert function(x, out=out) is out
+    close(out, function(x))
+    close(z.imag, -function(x))
+
+
+@ALONG
 def test_nothing_into_out(function) -> None:
     for shape in ((0, 3), (3, 0)):
         assert function(torch.empty(shape), out=torch.empty(shape)).shape == shape

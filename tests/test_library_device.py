@@ -11,17 +11,10 @@ import torch
 from torch import Tensor
 
 from online_softmax import log_softmax, softmax
-from rows_kit import EACH, GPU, Variant
+from rows_kit import EACH, Variant, gpu
 
 close = torch.testing.assert_close
 COLS = pytest.mark.parametrize("cols", [33, 1024, 50257])
-ON_GPU = [*GPU, pytest.mark.usefixtures("warm")]
-
-
-@pytest.fixture
-def warm() -> None:
-    """CUDA started, so that what a test counts is the operation's."""
-    torch.zeros(1, device="cuda").sum().item()
 
 
 def _work(variant: Variant, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -30,12 +23,6 @@ def _work(variant: Variant, x: Tensor) -> tuple[Tensor, Tensor]:
     y = variant.ours(leaf)
     (dx,) = torch.autograd.grad(y, leaf, torch.ones_like(y) * 0.5)
     return y.detach(), dx
-
-
-def gpu(function):
-    for mark in ON_GPU:
-        function = mark(function)
-    return function
 
 
 @EACH

@@ -14,7 +14,7 @@ import torch
 from online_softmax import override_torch, rowops, softmax
 from online_softmax.library import override
 from online_softmax.library.override import Override
-from rows_kit import GPU
+from rows_kit import gpu
 
 close = torch.testing.assert_close
 X = torch.arange(12.0).view(3, 4) / 7
@@ -270,9 +270,9 @@ def test_on_a_machine_without_cuda() -> None:
         assert not torch.cuda.is_initialized() or torch.cuda.is_available()
 
 
+@gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("mark", [pytest.param(None, marks=GPU)])
-def test_on_a_gpu(spy: _Spy, dtype: torch.dtype, mark: None) -> None:
+def test_on_a_gpu(spy: _Spy, dtype: torch.dtype) -> None:
     x = torch.randn(64, 1000, device="cuda", dtype=dtype, requires_grad=True)
     weights = torch.randn(64, 1000, device="cuda", dtype=dtype)
 

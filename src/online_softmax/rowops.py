@@ -50,6 +50,7 @@ def forward(
     Raises:
         ValueError: the named kernel cannot run this.
     """
+    x = _with_values(x)
     is_plain = op == "softmax" and scale == 1.0 and not zero_empty
     if is_plain and (dtype is None or dtype == x.dtype) and x.dtype not in ops.FP8:
         y = catalogue.softmax(x, dim, kernel)
@@ -72,6 +73,7 @@ def backward(
     zero_empty: bool,
 ) -> Tensor:
     """The gradient by x, from that by y and y itself; dtype is that of x (None: y's)."""
+    dy, y = _with_values(dy), _with_values(y)
     return _BACKWARD[op](dy, y, dim, dtype=dtype, scale=scale, zero_empty=zero_empty)
 
 
@@ -84,6 +86,7 @@ def logsumexp(
     kernel: str,
 ) -> Tensor:
     """The natural logarithm of the sum of exp(scale x) over dims; arguments as for `forward`."""
+    x = _with_values(x)
     if not _takes_aten("logsumexp", x, kernel):
         y = ops.logsumexp(x, tuple(dims), keepdim, dtype=dtype, scale=scale)
     else:
@@ -120,9 +123,21 @@ def logsumexp_backward(
     zero_empty: bool,
 ) -> Tensor:
     """The gradient of `logsumexp` by x in dtype (None: x's), from what `logsumexp_saving` saved."""
+    dlse, x, lse = _with_values(dlse), _with_values(x), _with_values(lse)
     return ops.logsumexp_backward(
         dlse, x, lse, tuple(dims), keepdim, dtype=dtype, scale=scale, zero_empty=zero_empty
     )
+
+
+def _with_values(t: Tensor) -> Tensor:
+    """t, or a copy where its memory does not hold its values: a kernel reads memory.
+
+    A tensor may have a negation pending (`z.conj().imag`), or stand for zeros without any memory
+    (what autograd passes for a gradient that is not there).
+    """
+    if t.is_neg():
+        return t.resolve_neg()
+    return torch.zeros(t.shape, dtype=t.dtype, device=t.device) if t._is_zerotensor() else t
 
 
 # ---- which implementation

@@ -125,7 +125,7 @@ def _along_out(
             )
         return out.copy_(traced.ops[op](x, dim, dtype, scale, zero_empty, kernel))
     _resize(op, out, x)
-    if _overlap(op, x, out):
+    if _needs_copy(op, x, out):
         out.copy_(rowops.forward(op, x, dim, dtype, scale, zero_empty, kernel))
     else:
         rowops.forward(op, x, dim, dtype, scale, zero_empty, kernel, out)
@@ -148,8 +148,8 @@ def _resize(op: str, out: Tensor, x: Tensor) -> None:
     out.resize_(x.shape)
 
 
-def _overlap(op: str, x: Tensor, out: Tensor) -> bool:
-    """Whether out may share elements with x without being x: then x must be read in full first.
+def _needs_copy(op: str, x: Tensor, out: Tensor) -> bool:
+    """Whether out is filled by a copy: it may share elements with x without being x.
 
     As torch's own check: two dense tensors that share memory are refused unless they are the same,
     in place; of a tensor with gaps nothing is known. RuntimeError too if out overlaps itself.
@@ -159,6 +159,8 @@ def _overlap(op: str, x: Tensor, out: Tensor) -> bool:
             f"{op}(): several elements of out lie in one memory location (strides "
             f"{out.stride()}): pass out.clone()"
         )
+    if out.is_neg():
+        return True  # its memory does not hold its values: only torch's copy_ knows
     if x.numel() == 0 or x.untyped_storage().data_ptr() != out.untyped_storage().data_ptr():
         return False
     (x_start, x_stop), (out_start, out_stop) = _span(x), _span(out)
