@@ -7,8 +7,9 @@ import torch
 import torch._dynamo.testing
 from torch import Tensor
 
-from online_softmax import log_softmax, logsumexp, softmax
+from online_softmax import log_softmax, logsumexp, rowops, softmax
 from online_softmax.library import operations, traced
+from online_softmax.library.override import Override
 from rows_kit import DEVICES, EACH, Variant, double, gpu
 
 close = torch.testing.assert_close
@@ -103,6 +104,18 @@ def test_inductor() -> None:
     close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
+def test_backends_that_run_aten_see_an_override(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not Inductor (tests/test_override.py): it takes softmax apart."""
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: torch.softmax(x, -1), backend="aot_eager")
+    x = torch.randn(3, 4)
+    want = compiled(x)
+    monkeypatch.setattr(rowops, "forward", lambda *_: torch.zeros(3, 4))
+    with Override("CPU", lambda *_: True):
+        close(compiled(x), torch.zeros(3, 4))
+    close(compiled(x), want)
+
+
 @ALONG
 def test_out_inside_compile(function) -> None:
     torch._dynamo.reset()
@@ -187,3 +200,4 @@ def test_autocast_gives_float32(variant: Variant, dtype, compiled) -> None:  # S
         with torch.autocast("cuda", dtype=cast_to):
             assert softmax(x.detach(), dtype=torch.float16).dtype == torch.float16
             assert softmax(x.detach(), kernel="v2_vectorized").dtype == torch.float32
+            softmax(x.detach(), out=torch.empty_like(x))  # in x's dtype, as torch's out= is

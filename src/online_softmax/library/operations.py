@@ -62,7 +62,8 @@ class Operation:
 
     def fake_backward(self, dy: Tensor, *arguments: Any) -> Tensor:
         like = arguments[0]  # x, or y of its shape
-        dtype = arguments[-3] or result_dtype(like.dtype)
+        options = self.options(*arguments[-len(self.options._fields) :])
+        dtype = options.dtype or result_dtype(like.dtype)
         return torch.empty_like(like, dtype=dtype, memory_format=torch.contiguous_format)
 
 
@@ -74,28 +75,28 @@ def _along(name: str) -> Operation:
         return rowops.backward(name, dy, y, *options)
 
     return Operation(
-        name,
-        Along,
-        "int dim, ScalarType? dtype, float scale, bool zero_empty",
-        "Tensor y",
-        run,
-        run,
-        backward,
-        lambda x, options: list(x.shape),
-        getattr(calculus, f"{name}_tangent"),
-        getattr(calculus, f"{name}_gradients"),
-        getattr(calculus, f"{name}_backward_tangent"),
+        name=name,
+        options=Along,
+        arguments="int dim, ScalarType? dtype, float scale, bool zero_empty",
+        saved="Tensor y",
+        run=run,
+        recorded=run,
+        backward=backward,
+        shape=lambda x, options: list(x.shape),
+        tangent=getattr(calculus, f"{name}_tangent"),
+        gradients=getattr(calculus, f"{name}_gradients"),
+        backward_tangent=getattr(calculus, f"{name}_backward_tangent"),
     )
 
 
 def _logsumexp(x: Tensor, o: Over, kernel: str) -> Tensor:
-    return rowops.logsumexp(x, o.dims, o.keepdim, o.dtype, o.scale, kernel)
+    return rowops.logsumexp(x, tuple(o.dims), o.keepdim, o.dtype, o.scale, kernel)
 
 
 def _logsumexp_recorded(x: Tensor, o: Over, kernel: str) -> Tensor | tuple[Tensor, ...]:
     if sum_dtype(x.dtype, o.dtype) == (o.dtype or x.dtype):  # nothing is rounded away
         return _logsumexp(x, o, kernel)
-    return rowops.logsumexp_saving(x, o.dims, o.keepdim, o.dtype, o.scale, kernel)
+    return rowops.logsumexp_saving(x, tuple(o.dims), o.keepdim, o.dtype, o.scale, kernel)
 
 
 def _logsumexp_shape(x: Tensor, o: Over) -> list[Any]:
@@ -108,17 +109,17 @@ def _logsumexp_shape(x: Tensor, o: Over) -> list[Any]:
 SOFTMAX = _along("softmax")
 LOG_SOFTMAX = _along("log_softmax")
 LOGSUMEXP = Operation(
-    "logsumexp",
-    Over,
-    "int[] dims, bool keepdim, ScalarType? dtype, float scale, bool zero_empty",
-    "Tensor x, Tensor lse",
-    _logsumexp,
-    _logsumexp_recorded,
-    rowops.logsumexp_backward,
-    _logsumexp_shape,
-    calculus.logsumexp_tangent,
-    calculus.logsumexp_gradients,
-    calculus.logsumexp_backward_tangent,
+    name="logsumexp",
+    options=Over,
+    arguments="int[] dims, bool keepdim, ScalarType? dtype, float scale, bool zero_empty",
+    saved="Tensor x, Tensor lse",
+    run=_logsumexp,
+    recorded=_logsumexp_recorded,
+    backward=rowops.logsumexp_backward,
+    shape=_logsumexp_shape,
+    tangent=calculus.logsumexp_tangent,
+    gradients=calculus.logsumexp_gradients,
+    backward_tangent=calculus.logsumexp_backward_tangent,
     saves_input=True,
 )
 OPERATIONS = (SOFTMAX, LOG_SOFTMAX, LOGSUMEXP)

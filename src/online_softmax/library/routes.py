@@ -61,10 +61,11 @@ def along(
     Raises:
         RuntimeError: `out` is given where a gradient would be recorded or a transform is at work.
     """
+    if out is not None:  # as torch's, a call with out= does not go through autocast
+        wanted = dtype or result_dtype(x.dtype)
+        return _along_out(op, x, dim, wanted, scale, zero_empty, kernel, out)
     if x.is_cuda and _is_autocast("cuda"):
         dtype = autocast_dtype(x, dtype)
-    if out is not None:
-        return _along_out(op, x, dim, dtype, scale, zero_empty, kernel, out)
     if _takes_op(x):
         return traced.ops[op](x, dim, dtype, scale, zero_empty, kernel)
     if _is_recorded(x):
@@ -99,7 +100,7 @@ def _along_out(
     op: str,
     x: Tensor,
     dim: int,
-    dtype: torch.dtype | None,
+    dtype: torch.dtype,
     scale: float,
     zero_empty: bool,
     kernel: str,
@@ -112,9 +113,8 @@ def _along_out(
         )
     if functorch_active() or is_forward_mode():
         raise RuntimeError(f"{op}(): out= does not work under torch.func or forward-mode AD")
-    wanted = dtype or result_dtype(x.dtype)
-    if out.dtype != wanted:
-        raise RuntimeError(f"{op}(): out must have dtype {wanted}, got {out.dtype}")
+    if out.dtype != dtype:
+        raise RuntimeError(f"{op}(): out must have dtype {dtype}, got {out.dtype}")
     if out.device != x.device:
         raise RuntimeError(f"{op}(): out must be on {x.device} like x, got {out.device}")
     if _takes_op(x) or _takes_op(out):
