@@ -29,6 +29,10 @@ def gpu(test: Callable) -> Callable:
 DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
 
 
+class Tagged(Tensor):
+    """A subclass that does nothing."""
+
+
 @dataclass(frozen=True)
 class Variant:
     """A call of ours, and of torch's, that should agree."""

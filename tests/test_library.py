@@ -10,7 +10,7 @@ from torch.library import opcheck
 
 from online_softmax import log_softmax, logsumexp, softmax
 from online_softmax.library import private
-from rows_kit import DEVICES, EACH, Variant, double
+from rows_kit import DEVICES, EACH, Tagged, Variant, double
 
 close = torch.testing.assert_close
 
@@ -59,7 +59,7 @@ def test_gradients(variant: Variant, device: str) -> None:  # S60
     for function in (variant.ours, variant.op_call):
         batched = {"check_batched_grad": True, "check_batched_forward_grad": True}
         assert gradcheck(function, (x,), check_forward_ad=True, **batched)
-        assert gradgradcheck(function, (x,), check_fwd_over_rev=function is variant.ours)
+        assert gradgradcheck(function, (x,), check_fwd_over_rev=True)
 
 
 @DEVICES
@@ -191,9 +191,6 @@ def test_modes_and_subclasses_take_the_op(variant: Variant) -> None:
     with FakeTensorMode() as mode:
         y = variant.ours(mode.from_tensor(torch.randn(3, 4)))
     assert (y.shape, y.dtype) == (want.shape, want.dtype)
-
-    class Tagged(torch.Tensor):
-        pass
 
     assert type(variant.ours(torch.randn(3, 4).as_subclass(Tagged))) is Tagged
 

@@ -6,6 +6,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from online_softmax import library
 from online_softmax.arguments import (
@@ -156,6 +157,9 @@ def logsumexp(
         >>> logsumexp(torch.zeros(2, 3), dim=(0, 1))
         tensor(1.7918)
     """
+    if not isinstance(x, Tensor) and has_torch_function_unary(x):
+        options = {"scale": scale, "empty": empty, "kernel": kernel}
+        return handle_torch_function(logsumexp, (x,), x, dim, keepdim, **options)
     check_input("logsumexp", x)
     return library.logsumexp(
         x,
@@ -177,6 +181,10 @@ def _along(
     empty: str,
     kernel: str | None,
 ) -> Tensor:
+    if not isinstance(x, Tensor) and has_torch_function_unary(x):  # torch.fx's Proxy, for example
+        options = {"dtype": dtype, "scale": scale, "out": out, "empty": empty, "kernel": kernel}
+        public = softmax if op == "softmax" else log_softmax
+        return handle_torch_function(public, (x,), x, dim, **options)
     check_input(op, x)
     if out is not None:
         check_out(op, out)

@@ -1,5 +1,8 @@
 """The eager route where a gradient or a functorch transform is at work: `autograd.Function`s.
 
+Transforms enter it for tensors of every kind, since an op's Autograd kernel knows nothing of their
+levels; at the bottom, below all levels, the op runs where a subclass or a mode must see it.
+
 One for each direction, so that the backward is differentiable too, and for the forward one more, in
 the older form without `setup_context`, which costs 3 us less a call on the host but knows neither
 transforms nor forward mode. All are entered by the base class's `apply` unless functorch is at
@@ -15,7 +18,14 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from online_softmax.library.operations import OPERATIONS, Operation, in_front, over_batch
+from online_softmax.library import traced
+from online_softmax.library.operations import (
+    OPERATIONS,
+    Operation,
+    in_front,
+    over_batch,
+    tangent_by,
+)
 from online_softmax.library.private import functorch_active, is_forward_mode
 from online_softmax.reference.ops import result_dtype
 
@@ -33,12 +43,33 @@ def _renamed(function: type[Function], name: str) -> type[Function]:
     return function
 
 
+# ---- below autograd and all transforms
+
+
+def _forward(operation: Operation, x: Tensor, options: Any, kernel: str) -> Any:
+    """The result; or it, and before rounding, as `Operation.recorded`."""
+    if traced.is_plain(x):
+        return operation.recorded(x, options, kernel)
+    dtype, saved_dtype = operation.dtypes(x, options)
+    saved = traced.ops[operation.name](x, *options._replace(dtype=saved_dtype), kernel)
+    return saved if dtype == saved_dtype else (saved.to(dtype), saved)
+
+
+def _backward(operation: Operation, *args: Any) -> Tensor:
+    *tensors, options = args
+    if all(map(traced.is_plain, tensors)):
+        return operation.backward(*tensors, *options)
+    return traced.ops[f"{operation.name}_backward"](*tensors, *options)
+
+
+# ---- with autograd
+
+
 def _backward_entry(operation: Operation) -> Entry:
     class Backward(Function):  # (dy, *saved, options) -> dx
         @staticmethod
         def forward(*args: Any) -> Tensor:
-            *tensors, options = args
-            return operation.backward(*tensors, *options)
+            return _backward(operation, *args)
 
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -52,7 +83,8 @@ def _backward_entry(operation: Operation) -> Entry:
 
         @staticmethod
         def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:  # type: ignore[override]
-            return operation.backward_tangent(*ctx.saved_tensors, *tangents[:-1], ctx.options)
+            rule, saved = operation.backward_tangent, ctx.saved_tensors
+            return tangent_by(rule, saved, *tangents[:-1], ctx.options)
 
         @staticmethod
         def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:  # type: ignore[override]
@@ -68,8 +100,7 @@ def _backward_entry(operation: Operation) -> Entry:
             return Backward.apply(*args)
         if torch.is_grad_enabled() or is_forward_mode():
             return base_apply(*args)
-        *tensors, options = args  # an ordinary backward pass: nothing is recorded
-        return operation.backward(*tensors, *options)
+        return _backward(operation, *args)  # an ordinary backward pass: nothing is recorded
 
     return entry
 
@@ -94,8 +125,8 @@ def _forward_entry(operation: Operation, backward: Entry) -> Entry:
 
     class Forward(Function):  # (x, options, kernel) -> result, or (result, before rounding)
         @staticmethod
-        def forward(x: Tensor, options: Any, kernel: str) -> Tensor | tuple[Tensor, ...]:
-            return operation.recorded(x, options, kernel)
+        def forward(x: Tensor, options: Any, kernel: str) -> Any:
+            return _forward(operation, x, options, kernel)
 
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -107,14 +138,16 @@ def _forward_entry(operation: Operation, backward: Entry) -> Entry:
 
         @staticmethod
         def jvp(ctx: Any, x_tangent: Tensor, *_: None) -> Any:  # type: ignore[override]
-            tangent = operation.tangent(*ctx.saved_tensors, x_tangent, ctx.options)
+            rule, saved = operation.tangent, ctx.saved_tensors
+            tangent = tangent_by(rule, saved, x_tangent, ctx.options)
             tangents = tuple(tangent.to(dtype) for dtype in ctx.dtypes)
             return tangents if len(tangents) > 1 else tangents[0]
 
         @staticmethod
         def vmap(info: Any, in_dims: Any, x: Tensor, options: Any, kernel: str) -> Any:  # type: ignore[override]
             batch = (x.movedim(in_dims[0], 0),)
-            results = over_batch(lambda x, options: entry(x, options, kernel), batch, options)
+            call = lambda x, options: Forward.apply(x, options, kernel)  # noqa: E731
+            results = over_batch(call, batch, options)
             return results, 0 if isinstance(results, Tensor) else (0,) * len(results)
 
     class Recorded(Function):  # the same, for reverse mode alone

@@ -12,10 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from online_softmax import rowops
 from online_softmax.library import calculus
 from online_softmax.library.calculus import Along, Over
+from online_softmax.library.private import set_forward_mode
 from online_softmax.reference.ops import result_dtype, sum_dtype
 
 Options = Along | Over
@@ -53,6 +55,11 @@ class Operation:
     def keep(self, x: Tensor, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """What backward needs."""
         return (x, outputs[-1]) if self.saves_input else (outputs[-1],)
+
+    def dtypes(self, x: Tensor, options: Options) -> tuple[torch.dtype, torch.dtype]:
+        """Of the result, and of the result that backward starts from."""
+        dtype = options.dtype or result_dtype(x.dtype)
+        return dtype, sum_dtype(x.dtype, dtype) if self.saves_input else dtype
 
     def fake(self, x: Tensor, *arguments: Any) -> Tensor:
         """An empty tensor of the result's shape, dtype and strides."""
@@ -94,7 +101,8 @@ def _logsumexp(x: Tensor, o: Over, kernel: str) -> Tensor:
 
 
 def _logsumexp_recorded(x: Tensor, o: Over, kernel: str) -> Tensor | tuple[Tensor, ...]:
-    if sum_dtype(x.dtype, o.dtype) == (o.dtype or x.dtype):  # nothing is rounded away
+    dtype, saved_dtype = LOGSUMEXP.dtypes(x, o)
+    if dtype == saved_dtype:  # nothing is rounded away
         return _logsumexp(x, o, kernel)
     return rowops.logsumexp_saving(x, tuple(o.dims), o.keepdim, o.dtype, o.scale, kernel)
 
@@ -123,6 +131,19 @@ LOGSUMEXP = Operation(
     saves_input=True,
 )
 OPERATIONS = (SOFTMAX, LOG_SOFTMAX, LOGSUMEXP)
+
+
+# ---- forward mode
+
+
+def tangent_by(rule: Callable[..., Tensor], saved: tuple[Tensor, ...], *rest: Any) -> Tensor:
+    """What a jvp gives, by a rule of calculus: right too where a jvp of this jvp is taken.
+
+    torch turns forward mode off in a jvp, so that one of it would be zero. What was saved of the
+    inputs still carries the tangents of this level, which the rule has as arguments already.
+    """
+    with set_forward_mode(True):
+        return rule(*(forward_ad.unpack_dual(t).primal for t in saved), *rest)
 
 
 # ---- batches

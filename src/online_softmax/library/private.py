@@ -18,6 +18,7 @@ after_autograd = torch._C._after_autograd_keyset
 without_keys = torch._C._ExcludeDispatchKeyGuard
 function_mode_count = torch._C._len_torch_function_stack
 function_mode_stack = torch.overrides._get_current_function_mode_stack
+set_forward_mode = forward_ad._set_fwd_grad_enabled
 has_computed_kernel = torch._C._dispatch_has_computed_kernel_for_dispatch_key
 dispatch_modes = torch._C._len_torch_dispatch_stack
 

@@ -3,7 +3,7 @@
 No single registration gives opcheck, fullgraph, vmap, forward mode and double backward together:
 
 - traced (torch.compile), and subclasses and modes that must see an op: the registered op;
-- eager with a gradient or a functorch transform: an `autograd.Function` for each direction;
+- eager with a gradient, and every functorch transform: an `autograd.Function` for each direction;
 - eager with nothing recorded: the kernel itself.
 """
 
@@ -20,26 +20,23 @@ from online_softmax.library import eager, traced
 from online_softmax.library.calculus import Along, Over
 from online_softmax.library.operations import LOGSUMEXP
 from online_softmax.library.private import (
-    dispatch_modes,
-    function_modes,
     functorch_active,
     is_forward_mode,
 )
-from online_softmax.library.traced import autocast_dtype
+from online_softmax.library.traced import autocast_dtype, is_plain
 from online_softmax.reference.ops import result_dtype, sum_dtype
 
 _is_compiling = torch.compiler.is_compiling
 _is_grad_enabled = torch.is_grad_enabled
 _is_autocast = torch.is_autocast_enabled
-_PLAIN = (Tensor, torch.nn.Parameter)
 _recorded_softmax = {name: eager.forward_entry[name] for name in ("softmax", "log_softmax")}
 _recorded_logsumexp = eager.forward_entry["logsumexp"]
 
 
 def _takes_op(x: Tensor) -> bool:
-    if _is_compiling() or type(x) not in _PLAIN:
+    if _is_compiling():
         return True
-    return bool(function_modes() or dispatch_modes())
+    return not is_plain(x) and not functorch_active()  # whose levels the op does not know
 
 
 def _is_recorded(x: Tensor) -> bool:

@@ -13,11 +13,19 @@ import torch
 from torch import Tensor
 from torch.library import Library, register_fake, register_vmap
 
-from online_softmax.library.operations import OPERATIONS, Operation, in_front, over_batch
+from online_softmax.library.operations import (
+    OPERATIONS,
+    Operation,
+    in_front,
+    over_batch,
+    tangent_by,
+)
 from online_softmax.library.private import (
     SingleLevelFunction,
     after_autograd,
     below_autograd,
+    dispatch_modes,
+    function_modes,
     without_keys,
 )
 from online_softmax.reference.ops import result_dtype
@@ -26,6 +34,12 @@ NAMESPACE = "online_softmax"
 HALVES = (torch.float16, torch.bfloat16)
 ops: dict[str, Any] = {}  # by name, backward ones too
 _library = Library(NAMESPACE, "DEF")
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def is_plain(x: Tensor) -> bool:
+    """No subclass or mode that must see the op."""
+    return type(x) in _PLAIN and not function_modes() and not dispatch_modes()
 
 
 def _define(operation: Operation) -> None:
@@ -72,7 +86,8 @@ def _autograd(operation: Operation) -> None:
         @staticmethod
         def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> Tensor:  # type: ignore[override]
             saved = ctx.saved_tensors
-            return operation.backward_tangent(*saved, *tangents[: len(saved)], ctx.options)
+            given = tangents[: len(saved)]
+            return tangent_by(operation.backward_tangent, saved, *given, ctx.options)
 
     class OpForward(SingleLevelFunction):  # (keys, x, *options, kernel) -> result
         @staticmethod
@@ -96,7 +111,7 @@ def _autograd(operation: Operation) -> None:
 
         @staticmethod
         def jvp(ctx: Any, _: None, x_tangent: Tensor, *__: None) -> Tensor:  # type: ignore[override]
-            return operation.tangent(*ctx.saved_tensors, x_tangent, ctx.options)
+            return tangent_by(operation.tangent, ctx.saved_tensors, x_tangent, ctx.options)
 
     for name, function in ((operation.name, OpForward), (f"{operation.name}_backward", OpBackward)):
         _library.impl(name, function.apply, "Autograd", with_keyset=True)  # type: ignore[attr-defined, union-attr]
