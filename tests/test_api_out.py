@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 from torch.autograd import forward_ad
 
-from online_softmax import log_softmax, softmax
+from online_softmax import catalogue, log_softmax, rowops, softmax
 from online_softmax.catalogue import DTYPES
 from rows_kit import DEVICES
 
@@ -185,3 +187,31 @@ def test_out_with_a_pending_negation(function) -> None:
 def test_nothing_into_out(function) -> None:
     for shape in ((0, 3), (3, 0)):
         assert function(torch.empty(shape), out=torch.empty(shape)).shape == shape
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_kernel_writes_straight_into_out(dtype: torch.dtype, monkeypatch) -> None:
+    """Unless it reads there, or out is not contiguous; the result is the same everywhere."""
+    written = []
+
+    def run(x: Tensor, y: Tensor, numbers: object) -> None:
+        written.append(y.data_ptr())
+        y.copy_(torch.softmax(x, -1))
+
+    record = replace(catalogue.KERNELS["torch"], run=run)
+    monkeypatch.setattr(catalogue, "choose", lambda problem: (record, ""))
+    x = torch.randn(4, 4).to(dtype)
+    for result in (dtype, torch.float32):
+        for dim in (0, 1):
+            want = rowops.forward("softmax", x, dim, result, 1.0, False, "")
+            out, turned = torch.empty(4, 4, dtype=result), torch.empty(4, 4, dtype=result).t()
+            negated = torch._neg_view(torch.empty(4, 4, dtype=result))
+            for each in (out, turned, negated):
+                got = rowops.forward("softmax", x, dim, result, 1.0, False, "", each)
+                assert got is each
+                assert torch.equal(each, want)
+                assert (written[-1] == each.data_ptr()) == (each is out and dim == 1)
+    want = rowops.forward("softmax", x, -1, None, 1.0, False, "")
+    assert rowops.forward("softmax", x, -1, None, 1.0, False, "", x) is x
+    assert written[-1] != x.data_ptr()
+    assert torch.equal(x, want)

@@ -214,10 +214,21 @@ def test_torch_is_right(op: str):
     assert row.entry("torch").ok, row.entry("torch").why
 
 
-def test_ours_is_right():
-    found = contenders.contenders("softmax", True, ("torch",))
-    row = opbench.measure(CELL, [lines("softmax")[0], found[1]], setting())
-    assert row.entry("ours").ok
+@pytest.mark.parametrize("op", grid.OPS)
+@pytest.mark.parametrize("dtype", grid.DTYPES)
+def test_ours_is_right(op: str, dtype: str):
+    found = contenders.contenders(op, True, ("torch",))
+    row = opbench.measure(Cell(op, dtype, 5, 40), [lines(op)[0], found[1]], setting())
+    assert row.entry("ours").ok, row.entry("ours").why
+
+
+@pytest.mark.parametrize("op", grid.OPS)
+def test_ours_fills_the_set_or_returns(op: str):
+    """And what makes a tensor of its own is counted in the memory that a cell takes."""
+    tensors = opbench.buffers(Cell(op, "float32", 5, 40), setting()).sets[0]
+    made = contenders._ours(op)(*tensors)
+    ours = contenders.contenders(op, True, ())[1]
+    assert ours.allocates(op) == (made is not tensors[-1] and op != "logsumexp")
 
 
 def test_how_quack_and_liger_are_called(monkeypatch: pytest.MonkeyPatch):

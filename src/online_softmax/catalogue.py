@@ -221,13 +221,15 @@ def choose(problem: Problem) -> tuple[Kernel, str]:
     raise AssertionError("torch takes every problem")
 
 
-def softmax(x: Tensor, dim: int, kernel: str) -> Tensor:
+def softmax(x: Tensor, dim: int, kernel: str, out: Tensor | None = None) -> Tensor:
     """softmax of a plain tensor along dim by the named kernel, or by the planner's choice if "".
 
     The slices along dim become the rows of a matrix; only where strides forbid a view is x copied.
+    x's memory holds its values: no negation is pending. `out`, if given, is filled and returned:
+    contiguous, of x's shape and dtype, apart from x.
     """
     if x.numel() == 0 and not kernel:
-        return torch.empty_like(x, memory_format=torch.contiguous_format)
+        return torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
     dim = dim % max(x.dim(), 1)
     last = x if dim >= x.dim() - 1 else x.movedim(dim, -1)
     shape = last.shape
@@ -235,12 +237,17 @@ def softmax(x: Tensor, dim: int, kernel: str) -> Tensor:
     matrix = last.reshape(x.numel() // max(cols, 1), cols)
     if matrix.stride(1) != 1 and matrix.shape[1] > 1:
         matrix = matrix.contiguous()
-    matrix = matrix.resolve_neg()  # imag of a conjugate is a view whose memory has other signs
     problem = problem_of(matrix)
     record = choose(problem)[0] if not kernel else _forced(kernel, problem)
-    y = torch.empty(shape, dtype=x.dtype, device=x.device)  # no view: a caller may write into it
+    if out is not None and last is x:
+        y = out
+    else:  # no view: a caller may write into it
+        y = torch.empty(shape, dtype=x.dtype, device=x.device)
     record.run(matrix, y.view(matrix.shape), record.numbers(problem))
-    return y if last is x else y.movedim(-1, dim).clone(memory_format=torch.contiguous_format)
+    if last is x:
+        return y
+    y = y.movedim(-1, dim)
+    return y.clone(memory_format=torch.contiguous_format) if out is None else out.copy_(y)
 
 
 def _forced(name: str, problem: Problem) -> Kernel:

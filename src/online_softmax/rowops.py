@@ -51,16 +51,18 @@ def forward(
         ValueError: the named kernel cannot run this.
     """
     x = _with_values(x)
+    straight = out if out is not None and _takes_writes(out, x) else None
     is_plain = op == "softmax" and scale == 1.0 and not zero_empty
     if is_plain and (dtype is None or dtype == x.dtype) and x.dtype not in ops.FP8:
-        y = catalogue.softmax(x, dim, kernel)
+        y = catalogue.softmax(x, dim, kernel, straight)
     elif is_plain and dtype == torch.float32 and x.dtype.itemsize < dtype.itemsize:
-        y = catalogue.softmax(x.to(dtype), dim, kernel)  # what autocast asks for; nothing rounds
+        # What autocast asks for; nothing rounds.
+        y = catalogue.softmax(x.to(dtype), dim, kernel, straight)
     elif _takes_aten(op, x, kernel):
         y = _aten(op, x, dim, dtype, scale, zero_empty)
     else:
         y = _DEFINITION[op](x, dim, dtype=dtype, scale=scale, zero_empty=zero_empty).contiguous()
-    return y if out is None else out.copy_(y)
+    return y if out is None or y is out else out.copy_(y)
 
 
 def backward(
@@ -127,6 +129,11 @@ def logsumexp_backward(
     return ops.logsumexp_backward(
         dlse, x, lse, tuple(dims), keepdim, dtype=dtype, scale=scale, zero_empty=zero_empty
     )
+
+
+def _takes_writes(out: Tensor, x: Tensor) -> bool:
+    """Whether a kernel may write into out by address, while it reads x."""
+    return out.is_contiguous() and not out.is_neg() and out.data_ptr() != x.data_ptr()
 
 
 def _with_values(t: Tensor) -> Tensor:

@@ -215,14 +215,15 @@ def _header(rivals: tuple[str, ...], values: str) -> Header:
 def _list(cells: Sequence[Cell], rivals: tuple[str, ...], as_json: bool) -> None:
     """The cells, with the bytes that each moves and takes; nothing runs."""
     from online_softmax import plan
-    from online_softmax.lab import bench
+    from online_softmax.lab import bench, contenders
 
     l2_bytes = plan.ARCHES[plan.DEFAULT_ARCH].l2_bytes
     lines: list[dict[str, Any]] = []
     for cell in cells:
         sets, _ = bench.set_count(cell.ideal_bytes, l2_bytes)
         names = rivals if cell.has_rivals else rivals[:1]
-        memory = cell.memory_bytes(sets, len(names))
+        found = contenders.contenders(cell.op, cell.has_rivals, rivals)
+        memory = cell.memory_bytes(sets, sum(line.allocates(cell.op) for line in found))
         lines.append({**asdict(cell), "rivals": names, "moves": cell.ideal_bytes, "takes": memory})
     if as_json:
         typer.echo(json.dumps(lines))

@@ -13,7 +13,7 @@ from importlib import import_module, metadata
 import torch
 from torch import Tensor
 
-from online_softmax import catalogue
+from online_softmax import rowops
 from online_softmax.lab import ceilings
 from online_softmax.lab.bench import Call
 from online_softmax.lab.inputs import BadInput
@@ -31,6 +31,10 @@ class Contender:
     kind: str  # "ceiling", "ours" or "rival"
     make: Callable[[], Call]
 
+    def allocates(self, op: str) -> bool:
+        """Whether its call makes a matrix of its own instead of filling the set's."""
+        return self.kind == "rival" or (self.kind == "ours" and op.endswith("_backward"))
+
 
 # ---- the ceiling and ours
 
@@ -44,18 +48,29 @@ CEILING: dict[str, Call] = {
 }
 
 
-def _planned(x: Tensor, y: Tensor) -> None:
-    """The kernel that `softmax` chooses, with the planned numbers, on preallocated tensors."""
-    problem = catalogue.problem_of(x)
-    record, _ = catalogue.choose(problem)
-    record.run(x, y, record.numbers(problem))
+def _forward(op: str) -> Call:
+    return lambda x, y: rowops.forward(op, x, -1, None, 1.0, False, "", y)
+
+
+def _backward(op: str) -> Call:
+    return lambda dy, y, dx: rowops.backward(op, dy, y, -1, None, 1.0, False)
 
 
 def _ours(op: str) -> Call:
-    """The package's own call of an operation on a set's tensors: the one place that names it."""
-    if op == "softmax":
-        return _planned
-    raise Refusal(f"the package has no kernel for {op} yet")
+    """The package's own call of an operation on a set's tensors: the one place that names it.
+
+    What `rowops` runs, below autograd; a forward fills the set's y.
+    """
+    calls: dict[str, Call] = {
+        "softmax": _forward("softmax"),
+        "log_softmax": _forward("log_softmax"),
+        "softmax_backward": _backward("softmax"),
+        "log_softmax_backward": _backward("log_softmax"),
+        "logsumexp": lambda x, lse: rowops.logsumexp(x, (-1,), False, None, 1.0, ""),
+    }
+    if op not in calls:
+        raise Refusal(f"the package has no kernel for {op} yet")
+    return calls[op]
 
 
 # Further lines of ours, under another setting, go here by a name of their own ("ours, any batch"):

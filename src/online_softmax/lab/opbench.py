@@ -137,7 +137,7 @@ def measure(cell: Cell, lines: Sequence[Contender], setting: Setting) -> Row:
     """Judge and time a cell's contenders."""
     start = time.perf_counter()
     row = Row(cell.op, cell.dtype, cell.rows, cell.cols, setting.values, cell.ideal_bytes)
-    why = lacking(cell, sum(line.kind == "rival" for line in lines), setting)
+    why = lacking(cell, sum(line.allocates(cell.op) for line in lines), setting)
     if why:
         return replace(row, why=why)
     sets = buffers(cell, setting)
