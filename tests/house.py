@@ -101,7 +101,16 @@ def operand(tokens: list[str], opens: str, closes: str) -> list[str]:
 # ---- imports point down
 
 LEVELS = {"arches": 0, "plan": 1, "rowplan": 2, "jit": 3, "cuda": 4, "triton": 4, "reference": 4}
-LEVELS |= {"catalogue": 5, "rowops": 6, "arguments": 6, "library": 7, "api": 8, "distributed": 8}
+LEVELS |= {
+    "catalogue": 5,
+    "rowkernels": 5.5,
+    "explanation": 6,
+    "rowops": 6,
+    "arguments": 6,
+    "library": 7,
+    "api": 8,
+    "distributed": 8,
+}
 LEVELS |= {"nn": 9, "__init__": 10, "lab": 11}
 
 

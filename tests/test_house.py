@@ -205,7 +205,7 @@ def test_documents_are_what_the_generator_writes():
     [
         "",
         ".api",
-        ".catalogue",
+        ".explanation",
         ".library.override",
         ".nn",
         ".plan",

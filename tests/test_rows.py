@@ -1,4 +1,4 @@
-"""The kernels that ship for rows, through host execution: each operation, strategy and alignment."""
+"""The kernels that ship for rows, by host execution: each operation, strategy and alignment."""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ tensor([0.5000, 0.5000])
 
 from online_softmax import nn
 from online_softmax.api import log_softmax, logsumexp, softmax
-from online_softmax.catalogue import KERNELS, explain
+from online_softmax.catalogue import KERNELS
+from online_softmax.explanation import explain
 from online_softmax.library import override_torch
 from online_softmax.reference.online import State
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import operator
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,11 +14,11 @@ import torch
 from torch import Tensor
 
 from online_softmax import plan, rowplan
+from online_softmax.arches import Arch
 from online_softmax.plan import Numbers, Problem
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 DTYPES = (*FLOATS, torch.float64)
-_DTYPE_NAMES = tuple(str(dtype).removeprefix("torch.") for dtype in DTYPES)
 RUNG_ARCHES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120")
 
 
@@ -175,6 +174,21 @@ def problem_of(x: Tensor) -> Problem:
     )
 
 
+def arch_of(x: Tensor) -> str:
+    """The architecture of a tensor's device."""
+    return _device_facts(x.device.index)[0] if x.is_cuda else plan.DEFAULT_ARCH
+
+
+@functools.cache
+def _arch_facts(arch: str) -> Arch:
+    return Problem(0, 0, arch=arch).facts
+
+
+def facts_of(x: Tensor) -> Arch:
+    """What the vendor says of a tensor's device."""
+    return _arch_facts(arch_of(x))
+
+
 _facts: dict[int, tuple[str, int]] = {}
 
 
@@ -259,52 +273,3 @@ def _forced(name: str, problem: Problem) -> Kernel:
     if refusals:
         raise ValueError(f"softmax(): kernel {name!r} cannot run this: {'; '.join(refusals)}")
     return record
-
-
-def explain(rows: int, cols: int, dtype: str = "float32", arch: str = plan.DEFAULT_ARCH) -> str:
-    """Which kernel a rows x cols softmax takes on a GPU, why, and why not the others.
-
-    Args:
-        rows, cols: the matrix; softmax runs along cols.
-        dtype: "float32", "float16", "bfloat16" or "float64".
-        arch: an architecture of plan.ARCHES, "sm_90a" for example.
-
-    Raises:
-        TypeError: rows or cols is not a whole number.
-        ValueError: an unknown type or architecture, or a negative size.
-
-    >>> print(explain(1, 1_048_576).splitlines()[0])
-    split: 1048576 columns are past what one read can hold: parts of a row, two kernels
-    """
-    if arch not in plan.ARCHES:
-        raise ValueError(f"explain(): no facts about {arch!r}; known are {', '.join(plan.ARCHES)}")
-    if dtype not in _DTYPE_NAMES:
-        raise ValueError(
-            f"explain(): dtype must be one of {', '.join(_DTYPE_NAMES)}, got {dtype!r}"
-        )
-    for name, size in (("rows", rows), ("cols", cols)):
-        if isinstance(size, bool) or not hasattr(size, "__index__"):
-            raise TypeError(f"explain(): {name} must be an int, got {size!r}")
-    rows, cols = operator.index(rows), operator.index(cols)  # a NumPy integer, for example
-    if rows < 0 or cols < 0:
-        raise ValueError(f"explain(): rows and cols must be at least 0, got {rows} x {cols}")
-    problem = Problem(rows, cols, dtype, arch=arch)
-    kernel, why = choose(problem)
-    lines = [f"{kernel.name}: {why}"]
-    if kernel.rung:
-        numbers = kernel.numbers(problem)
-        lines.append(f"  numbers: {numbers.why}")
-    rung, why = plan.choose(problem)
-    if rung in plan.RUNGS:
-        lines.append(f"  of the ladder's rungs, {rung}: {why}")
-    if not problem.facts.measured:
-        lines.append(f"  nobody has measured {arch} yet: chosen from its datasheet facts")
-    for other in KERNELS.values():
-        if other.name == kernel.name or other.backend in ("torch", "reference"):
-            continue
-        refusals = other.reasons(problem)
-        missing = lacks(other.backend)
-        against = rowplan.WHY_NOT.get(other.name) or plan.why_not(other.name, problem)
-        note = missing or (refusals[0] if refusals else against)
-        lines.append(f"  not {other.name}: {note}")
-    return "\n".join(lines)

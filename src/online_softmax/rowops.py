@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from online_softmax import catalogue
+from online_softmax import catalogue, rowkernels, rowplan
 from online_softmax.reference import ops
 from online_softmax.reference.ops import result_dtype, sum_dtype
 
@@ -51,6 +51,10 @@ def forward(
         ValueError: the named kernel cannot run this.
     """
     x = _with_values(x)
+    if rowkernels.takes(x, dtype, scale, kernel):
+        target = out if out is not None and out.is_contiguous() else None
+        y = rowkernels.forward(op, x, dim, dtype, scale, zero_empty, kernel, target)
+        return y if out is None or target is not None else out.copy_(y)
     straight = out if out is not None and _takes_writes(out, x) else None
     is_plain = op == "softmax" and scale == 1.0 and not zero_empty
     if is_plain and (dtype is None or dtype == x.dtype) and x.dtype not in ops.FP8:
@@ -76,6 +80,9 @@ def backward(
 ) -> Tensor:
     """The gradient by x, from that by y and y itself; dtype is that of x (None: y's)."""
     dy, y = _with_values(dy), _with_values(y)
+    dx = rowkernels.backward(op, dy, y, dim, dtype, scale, zero_empty)
+    if dx is not None:
+        return dx
     return _BACKWARD[op](dy, y, dim, dtype=dtype, scale=scale, zero_empty=zero_empty)
 
 
@@ -89,6 +96,8 @@ def logsumexp(
 ) -> Tensor:
     """The natural logarithm of the sum of exp(scale x) over dims; arguments as for `forward`."""
     x = _with_values(x)
+    if rowkernels.takes(x, dtype, scale, kernel):
+        return rowkernels.logsumexp(x, tuple(dims), keepdim, dtype, scale, kernel)
     if not _takes_aten("logsumexp", x, kernel):
         y = ops.logsumexp(x, tuple(dims), keepdim, dtype=dtype, scale=scale)
     else:
@@ -157,13 +166,20 @@ def has_kernel(op: str, *tensors: Tensor) -> bool:
         op: "softmax", "softmax_backward" and so on.
         tensors: x; or dy and what was saved.
     """
-    if op != "softmax" or not tensors[0].is_cuda or tensors[0].dtype not in catalogue.FLOATS:
+    if not tensors[0].is_cuda or any(t.dtype not in catalogue.FLOATS for t in tensors):
         return False
-    return not (catalogue.lacks("cuda") and catalogue.lacks("triton"))
+    if catalogue.lacks("cuda") is None:
+        return op in rowplan.OPERATIONS
+    return op == "softmax" and catalogue.lacks("triton") is None
 
 
 def _takes_aten(op: str, x: Tensor, kernel: str) -> bool:
     """Whether ATen computes this; False: the reference. ValueError: the named kernel cannot."""
+    if kernel in rowkernels.NAMES:
+        raise ValueError(
+            f"{op}(): kernel {kernel!r} cannot run this: it takes CUDA tensors of float16, "
+            f"bfloat16 or float32 and a scale above 0; this one is {x.dtype} on {x.device}"
+        )
     if kernel and kernel not in ANY_OPTION:
         what = "softmax with dtype, scale, empty or fp8 input" if op == "softmax" else op
         raise ValueError(

@@ -222,7 +222,36 @@ def _shape(row: Row) -> tuple[str, int, int, int, int]:
     return row.kernel, row.vectors, row.lanes, row.block, row.cluster
 
 
-def streams(problem: Problem, tensors: int) -> bool:
+def leaves_l2(total_bytes: int, l2_bytes: int) -> bool:
     """Whether what is read and written once should leave the caches first: if it cannot stay."""
+    return total_bytes > l2_bytes // 2
+
+
+def streams(problem: Problem, tensors: int) -> bool:
     item = ITEM_BYTES[problem.dtype]
-    return problem.rows * problem.cols * item * tensors > problem.facts.l2_bytes // 2
+    return leaves_l2(problem.rows * problem.cols * item * tensors, problem.facts.l2_bytes)
+
+
+@dataclass(frozen=True)
+class Outer:
+    """Launch numbers along a dimension that is not the last."""
+
+    width: int  # neighbouring elements a thread: 16 bytes of them, or one
+    held: int  # elements of the dimension that a thread keeps; 0: two reads
+    across: int  # threads along the inner dimensions
+    along: int  # threads along the dimension
+
+
+def outer(cols: int, item_bytes: int, whole: bool) -> Outer:
+    """Numbers for `cols` elements along the dimension; whole: inner rows are whole 16-byte vectors.
+    Short dimensions stay in registers in float32; 16-bit types read twice, as measured."""
+    width = VECTOR_BYTES // item_bytes if whole else 1
+    if whole and item_bytes == 4 and cols <= 256:
+        return Outer(width, 8, 16, next_power_of_two(ceil_div(cols, 8)))
+    if whole and item_bytes == 4 and cols <= 2048:
+        return Outer(width, 16, 4, max(next_power_of_two(ceil_div(cols, 16)), 8))
+    if cols <= 64:
+        return Outer(width, 0, 32, 4)
+    if cols <= 16384:
+        return Outer(width, 0, 16, 16 if cols <= 2048 else 32)
+    return Outer(width, 0, 4, 128)

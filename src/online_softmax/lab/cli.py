@@ -175,7 +175,7 @@ def explain(
     """Print the planner's choice and its reasons."""
     import torch
 
-    from online_softmax import catalogue, jit, plan
+    from online_softmax import explanation, jit, plan
     from online_softmax.lab import arguments
     from online_softmax.lab.inputs import BadInput
 
@@ -184,7 +184,7 @@ def explain(
     if not arches:
         arches = [jit.device_arch() if torch.cuda.is_available() else plan.DEFAULT_ARCH]
     try:
-        said = [catalogue.explain(*size, kind, each) for each in arches]
+        said = [explanation.explain(*size, kind, each) for each in arches]
     except ValueError as error:  # an architecture that came out after the planner's facts
         raise BadInput(str(error).removeprefix("explain(): ")) from None
     if len(said) > 1:

@@ -1,0 +1,163 @@
+"""The row kernels on plain CUDA tensors: views as matrices, the planner's numbers, the launches."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from online_softmax import catalogue, rowplan
+from online_softmax.cuda.launch import Launch
+from online_softmax.rowplan import Row
+
+NAMES = tuple(rowplan.IDEAS)
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def takes(x: Tensor, dtype: torch.dtype | None, scale: float, kernel: str = "") -> bool:
+    """Whether a row kernel may compute a forward of x into dtype (None: x's)."""
+    return (
+        x.is_cuda
+        and x.dtype in catalogue.FLOATS
+        and (dtype in (None, x.dtype) or (dtype == torch.float32 and x.dtype in _HALVES))
+        and scale > 0.0  # 0 times the infinite padding of a row would be NaN
+        and (not kernel or kernel in NAMES)
+        and x.numel() > 0
+        and catalogue.lacks("cuda") is None
+    )
+
+
+def as_rows(x: Tensor, dims: Sequence[int]) -> Tensor:
+    """x as a (rows, cols) matrix, cols over dims, with unit column stride; copied only where its
+    strides forbid a view."""
+    rank = x.dim()
+    if rank == 0:
+        return x.reshape(1, 1)
+    last = sorted(dim % rank for dim in dims)
+    if last != list(range(rank - len(last), rank)):
+        x = x.permute([d for d in range(rank) if d not in last] + last)
+    cols = 1
+    for size in x.shape[rank - len(last) :]:
+        cols *= size
+    matrix = x.reshape(x.numel() // cols, cols)
+    if cols > 1 and matrix.stride(1) != 1:
+        matrix = matrix.contiguous()
+    return matrix
+
+
+def _numbers(op: str, matrix: Tensor, kernel: str) -> Row:
+    arch = catalogue.arch_of(matrix)
+    name = _name(matrix.dtype)
+    if not kernel:
+        row = rowplan.numbers(op, matrix.shape[1], name, arch)
+        if matrix.shape[0] * row.cluster * row.parts <= rowplan.MAX_GRID:
+            return row
+        kernel = row.kernel
+    problem = replace(catalogue.problem_of(matrix), device="cuda")
+    refusals = rowplan.reasons(kernel, op, problem)
+    if refusals:
+        raise ValueError(f"{op}(): kernel {kernel!r} cannot run this: {'; '.join(refusals)}")
+    return rowplan.forced(kernel, op, matrix.shape[1], name, arch)
+
+
+@functools.cache
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _streams(matrix: Tensor, tensors: int) -> bool:
+    l2_bytes = catalogue.facts_of(matrix).l2_bytes
+    return rowplan.leaves_l2(matrix.numel() * matrix.itemsize * tensors, l2_bytes)
+
+
+def _run(work: list[Launch], device: torch.device) -> None:
+    from online_softmax.cuda import launch
+
+    launch.run(work, device)
+
+
+def forward(
+    op: str,
+    x: Tensor,
+    dim: int,
+    dtype: torch.dtype | None,
+    scale: float,
+    zero_empty: bool,
+    kernel: str,
+    out: Tensor | None,
+) -> Tensor:
+    """softmax or log_softmax along dim, into `out` (contiguous; x itself, or apart) or a tensor of
+    its own. `takes` has said yes."""
+    from online_softmax.cuda import row_launch
+
+    rank = x.dim()
+    is_last = rank == 0 or dim % rank == rank - 1
+    y_dtype = dtype or x.dtype
+    if not is_last and not kernel and x.is_contiguous() and y_dtype == x.dtype:
+        y = torch.empty_like(x) if out is None else out
+        _run([row_launch.outer(op, x, y, dim % rank, scale, zero_empty)], x.device)
+        return y
+    matrix = as_rows(x, (dim,))
+    row = _numbers(op, matrix, kernel)
+    if is_last:
+        y = torch.empty(x.shape, dtype=y_dtype, device=x.device) if out is None else out
+        target = y.view(matrix.shape)
+    else:
+        target = torch.empty(matrix.shape, dtype=y_dtype, device=x.device)
+    streams = _streams(matrix, 2)
+    _run(row_launch.forward(op, matrix, target, scale, zero_empty, row, streams), x.device)
+    if is_last:
+        return y
+    moved = target.view(x.movedim(dim, -1).shape).movedim(-1, dim)
+    return moved.contiguous() if out is None else out.copy_(moved)
+
+
+def backward(
+    op: str,
+    dy: Tensor,
+    y: Tensor,
+    dim: int,
+    dtype: torch.dtype | None,
+    scale: float,
+    zero_empty: bool,
+) -> Tensor | None:
+    """The gradient by x; None unless dy, y and the gradient have one type and dim is the last."""
+    same = dy.dtype == y.dtype and dtype in (None, y.dtype)
+    is_last = y.dim() == 0 or dim % y.dim() == y.dim() - 1
+    if not (same and is_last and takes(y, None, scale) and dy.device == y.device):
+        return None
+    from online_softmax.cuda import row_launch
+
+    dx = torch.empty(y.shape, dtype=y.dtype, device=y.device)
+    rows_dy, rows_y = as_rows(dy, (-1,)), as_rows(y.contiguous(), (-1,))
+    name = f"{op}_backward"
+    row, streams = _numbers(name, rows_y, ""), _streams(rows_y, 3)
+    target = dx.view(rows_y.shape)
+    work = row_launch.backward(name, rows_dy, rows_y, target, scale, zero_empty, row, streams)
+    _run(work, y.device)
+    return dx
+
+
+def logsumexp(
+    x: Tensor,
+    dims: tuple[int, ...],
+    keepdim: bool,
+    dtype: torch.dtype | None,
+    scale: float,
+    kernel: str,
+) -> Tensor:
+    """logsumexp over dims, in dtype (None: x's). `takes` has said yes."""
+    from online_softmax.cuda import row_launch
+
+    rank = max(x.dim(), 1)
+    over = {dim % rank for dim in dims} if dims else set(range(rank))
+    matrix = as_rows(x, tuple(over))
+    y = torch.empty((matrix.shape[0], 1), dtype=dtype or x.dtype, device=x.device)
+    row, streams = _numbers("logsumexp", matrix, kernel), _streams(matrix, 1)
+    _run(row_launch.forward("logsumexp", matrix, y, scale, False, row, streams), x.device)
+    if keepdim:
+        return y.view([1 if d in over else size for d, size in enumerate(x.shape)])
+    return y.view([size for d, size in enumerate(x.shape) if d not in over])
