@@ -57,7 +57,7 @@ def _forward(operation: Operation, x: Tensor, options: Any, kernel: str) -> Any:
 
 def _backward(operation: Operation, *args: Any) -> Tensor:
     *tensors, options = args
-    if all(map(traced.is_plain, tensors)):
+    if traced.is_plain(*tensors):
         return operation.backward(*tensors, *options)
     return traced.ops[f"{operation.name}_backward"](*tensors, *options)
 

@@ -37,9 +37,14 @@ _library = Library(NAMESPACE, "DEF")
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
-def is_plain(x: Tensor) -> bool:
-    """No subclass or mode that must see the op."""
-    return type(x) in _PLAIN and not function_modes() and not dispatch_modes()
+def is_plain(x: Tensor, *more: Tensor) -> bool:
+    """No subclass among these, and no mode, that must see the op."""
+    if type(x) not in _PLAIN:
+        return False
+    for t in more:
+        if type(t) not in _PLAIN:
+            return False
+    return not function_modes() and not dispatch_modes()
 
 
 def _define(operation: Operation) -> None:
