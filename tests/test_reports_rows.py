@@ -125,7 +125,7 @@ def test_s12_scores_of_a_million(op: str, device: str) -> None:
     x = (q @ torch.randn(1, 40, 2, generator=generator) / 1e-6).to(device)
     agree(op, x)
     if op == "softmax":
-        assert (softmax(x).sum(-1) == 1).all()
+        assert ((softmax(x).double().sum(-1) - 1).abs() <= 2**-22).all()
 
 
 @DEVICES

@@ -96,9 +96,10 @@ def forward(
     rank = x.dim()
     is_last = rank == 0 or dim % rank == rank - 1
     y_dtype = dtype or x.dtype
-    if not is_last and not kernel and x.is_contiguous() and y_dtype == x.dtype:
-        y = torch.empty_like(x) if out is None else out
-        _run([row_launch.outer(op, x, y, dim % rank, scale, zero_empty)], x.device)
+    if not is_last and not kernel and y_dtype == x.dtype:  # whatever its strides: the same bits
+        y = torch.empty(x.shape, dtype=y_dtype, device=x.device) if out is None else out
+        work = row_launch.outer(op, x.contiguous(), y, dim % rank, scale, zero_empty)
+        _run([work], x.device)
         return y
     matrix = as_rows(x, (dim,))
     row = _numbers(op, matrix, kernel)

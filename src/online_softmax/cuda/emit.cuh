@@ -28,7 +28,8 @@ struct EmitLogSoftmax {
       : scale(scale), m(s.m), log_d(is_finite(s.m) ? natural_log(s.d) : not_a_number()) {
     if (zero_empty && s.m == -infinity()) m = log_d = 0.0f;  // x is -inf: -inf comes out
   }
-  __device__ float operator()(float x) const { return fused(x, scale, -m) - log_d; }
+  // x scale is rounded as m was, so that the maximum's own difference is 0.
+  __device__ float operator()(float x) const { return (product(x, scale) - m) - log_d; }
 };
 
 struct EmitLse {  // one value a row

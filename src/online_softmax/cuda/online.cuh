@@ -26,6 +26,15 @@ __device__ __forceinline__ float exponential2(float x) {
 // maximum's own term is exactly 1.
 __device__ __forceinline__ float exponential(float x) { return exponential2(x * LOG2_E); }
 
+// a b, rounded by itself: never part of a fused a b + c.
+__device__ __forceinline__ float product(float a, float b) {
+#ifdef ONLINE_SOFTMAX_HOST
+  return a * b;
+#else
+  return __fmul_rn(a, b);
+#endif
+}
+
 // a b + c, rounded once.
 __device__ __forceinline__ float fused(float a, float b, float c) {
 #ifdef ONLINE_SOFTMAX_HOST

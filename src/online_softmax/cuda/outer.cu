@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(512)
       if (col < last) {
         load_width<WIDTH>(x + start + col * inner, held[k]);
 #pragma unroll
-        for (int w = 0; w < WIDTH; ++w) held[k][w] *= scale;
+        for (int w = 0; w < WIDTH; ++w) held[k][w] = product(held[k][w], scale);
       } else {
 #pragma unroll
         for (int w = 0; w < WIDTH; ++w) held[k][w] = -infinity();
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(512)
         float column[STEP];
 #pragma unroll
         for (int k = 0; k < STEP; ++k)
-          column[k] = first + k * ty < last ? step[k][w] * scale : -infinity();
+          column[k] = first + k * ty < last ? product(step[k][w], scale) : -infinity();
         s[w] = absorb(s[w], column);
       }
     }
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(512)
       float values[WIDTH];
       load_width<WIDTH>(x + start + col * inner, values);
 #pragma unroll
-      for (int w = 0; w < WIDTH; ++w) values[w] = emit(values[w] * scale, s[w]);
+      for (int w = 0; w < WIDTH; ++w) values[w] = emit(product(values[w], scale), s[w]);
       store_width<WIDTH>(y + start + col * inner, values);
     }
   }

@@ -81,7 +81,7 @@ __device__ __forceinline__ Folded fold_share(uint4 (&share)[VECTORS], float scal
     }
   }
   // top scale: with scale 0 an empty share would become NaN, so callers never come with it.
-  return {{top * scale, lanes_fold<GROUP, Sum>(sum) * shift.back()}, shift};
+  return {{product(top, scale), lanes_fold<GROUP, Sum>(sum) * shift.back()}, shift};
 }
 
 // Keeps the compiler from unpacking early and holding floats in place of the words: `zero` is 0, but

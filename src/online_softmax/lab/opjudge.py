@@ -2,7 +2,8 @@
 
 The bound of an element is an absolute share (ATOL) of the sizes that the operation adds and
 subtracts, a relative one (RTOL), and the rounding to the output's type: half a unit in the last
-place for ours, RIVAL_ULPS for rivals, of which torch.logsumexp rounds three times in 16-bit types.
+place for ours, RIVAL_ULPS for rivals, of which torch.logsumexp rounds three times in 16-bit types,
+and torch's softmax backward rounds dy y before it sums.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ CHUNK = 2**24  # float64 elements compared at a time
 RTOL = 1e-5  # float32 arithmetic: exp, the sum, the division
 ATOL = 1e-5
 PROBABILITY_ATOL = 1e-8  # of the row's largest: far below it exp loses digits
-OUR_ULPS, RIVAL_ULPS = 0.5, 2.0
+OUR_ULPS, RIVAL_ULPS = 0.5, 4.0
 
 
 @dataclass(frozen=True)
