@@ -78,7 +78,7 @@ def test_production_is_the_planners_choice(whole: Run):
     assert production.chosen_because.startswith("a block a row, 64 threads of 4 vectors")
     assert production.reads == found["v3_register_cache"].reads == 1.0
     alone = climb(inputs.random(1, 70000, torch.float32), ["production"]).results
-    assert [(r.name, r.kernel, r.ok) for r in alone] == [("production", "registers", True)]
+    assert [(r.name, r.kernel, r.ok) for r in alone] == [("production", "split", True)]
 
 
 # ---- registers

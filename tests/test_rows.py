@@ -178,3 +178,17 @@ def test_every_width_has_numbers_that_hold_it(arch: str, dtype: str) -> None:
                 assert cols <= rowplan.most_cols(row.kernel, op, dtype, arch)
             assert cols < 10**7 or row.kernel == "split"
             assert per_vector * vectors >= cols
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("op", ["softmax", "log_softmax"])
+def test_along_a_dimension_that_is_not_the_last(op: str, dtype: torch.dtype) -> None:
+    for shape in ((2, 3, 8), (1, 33, 64), (3, 7, 1), (2, 100, 24), (2, 300, 33), (1, 2100, 8)):
+        x = (torch.randn(shape) * 3).to(dtype)
+        x[0, :, 0], x[0, 1, -1] = -math.inf, math.nan
+        for scale, zero_empty in ((1.0, False), (0.5, True)):
+            y = torch.full(shape, 7.0, dtype=dtype)
+            run([row_launch.outer(op, x, y, 1, scale, zero_empty)])
+            want = expected(op, x.movedim(1, -1), scale, zero_empty).movedim(-1, 1)
+            close(y, want, 1e-6)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 CUDA_DIR = Path(__file__).parent / "cuda"
 # -lineinfo shows a profiler the source lines and costs no speed; -v puts registers in the log.
 OPTIONS = ("--std=c++17", "-lineinfo", "--ptxas-options=-v")
+# NVRTC's own cache gives code without a log; older ones have neither the cache nor the option.
+NO_CACHE = "--no-cache"
 
 _images: dict[str, Image] = {}
 _locks: dict[str, threading.Lock] = {}  # one for each key that is being compiled
@@ -239,13 +241,15 @@ def _key(source: Path, symbol: str, target: str) -> str:
 def _build(source: Path, symbol: str, target: str) -> Image:
     nvrtc, version, _ = compiler()
     options = [f"--gpu-architecture={target}", *OPTIONS, f"--include-path={CUDA_DIR}"]
-    flags = [os.fsencode(option) for option in options]
+    flags = [os.fsencode(option) for option in (*options, NO_CACHE)]
     # The file's path as the program's name: includes start from its folder, profilers find it.
     text, name = source.read_bytes(), os.fsencode(source)
     program = checked(nvrtc.nvrtcCreateProgram(text, name, 0, [], []))
     try:
         checked(nvrtc.nvrtcAddNameExpression(program, symbol.encode()))
         (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
+        if status.name == "NVRTC_ERROR_INVALID_OPTION":
+            (status,) = nvrtc.nvrtcCompileProgram(program, len(options), flags[:-1])
         log = _text(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
         said = log.rstrip(b"\0 \n").decode(errors="replace")
         if status != 0:

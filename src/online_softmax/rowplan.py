@@ -47,12 +47,13 @@ class Row:
     why: str = ""
 
 
-# Up to so many vectors a row: (vectors a lane, blocks a row). 16-bit forward keeps words and raises
+# Up to so many vectors a row: (vectors a lane, blocks a row). One cut serves a few rows and many:
+# from 32,000 columns on more blocks than many rows alone would ask for. 16-bit forward keeps words and raises
 # them twice, float32 keeps terms: hence two tables.
 _Cuts = tuple[tuple[int, int, int], ...]
 _FORWARD_16: _Cuts = (
-    (256, 4, 1), (512, 4, 1), (1024, 6, 1), (2048, 6, 2), (4096, 16, 2), (8192, 8, 8),
-    (16384, 16, 8), (32768, 16, 16), (65536, 16, 16),
+    (256, 4, 1), (512, 4, 1), (1024, 6, 1), (2048, 6, 2), (4096, 4, 8), (8192, 8, 8),
+    (16384, 8, 16), (32768, 8, 16), (65536, 16, 16),
 )  # fmt: skip
 _FORWARD_32: _Cuts = (
     (512, 2, 1), (1024, 4, 2), (2048, 6, 2), (4096, 6, 4), (8192, 6, 8), (16384, 16, 8),
@@ -243,12 +244,13 @@ class Outer:
 
 
 def outer(cols: int, item_bytes: int, whole: bool) -> Outer:
-    """Numbers for `cols` elements along the dimension; whole: inner rows are whole 16-byte vectors.
-    Short dimensions stay in registers in float32; 16-bit types read twice, as measured."""
+    """Numbers for `cols` elements along the dimension; whole: inner rows are whole 16-byte vectors,
+    which changes nothing about the order of a sum. Short dimensions stay in registers in float32;
+    16-bit types read twice, as measured."""
     width = VECTOR_BYTES // item_bytes if whole else 1
-    if whole and item_bytes == 4 and cols <= 256:
+    if item_bytes == 4 and cols <= 256:
         return Outer(width, 8, 16, next_power_of_two(ceil_div(cols, 8)))
-    if whole and item_bytes == 4 and cols <= 2048:
+    if item_bytes == 4 and cols <= 2048:
         return Outer(width, 16, 4, max(next_power_of_two(ceil_div(cols, 16)), 8))
     if cols <= 64:
         return Outer(width, 0, 32, 4)

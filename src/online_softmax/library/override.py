@@ -57,7 +57,9 @@ def _implementations(takes: Takes) -> dict[str, tuple[Callable[..., bool], Imple
             return _in_range(x, dim) and takes(name, x)
 
         def takes_backward(dy: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> bool:
-            return dy.shape == y.shape and _in_range(y, dim) and takes(backward, dy, y)
+            # Along another dim than the last ours are torch operations: torch's kernel is faster.
+            is_last = _in_range(y, dim) and dim % (y.dim() or 1) == (y.dim() or 1) - 1
+            return dy.shape == y.shape and is_last and takes(backward, dy, y)
 
         def run_backward(dy: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
             return rowops.backward(name, dy, y, dim, dtype, 1.0, False)
