@@ -12,11 +12,15 @@ import sys
 
 import torch
 
+from online_softmax import rowplan
 from online_softmax.catalogue import KERNELS, problem_of
-from online_softmax.lab import judge
+from online_softmax.cuda import launch, row_launch
+from online_softmax.cuda.launch import C_TYPE
+from online_softmax.lab import judge, opjudge
 
 COLS = (1, 33, 256, 1000, 4099)
 PAD = 3  # elements between rows: another 16-byte phase each
+ROW_COLS = (1, 65, 1000, 4099)
 V5_COLS = 20_000  # several parts a row
 
 
@@ -40,8 +44,47 @@ def main() -> int:
                     if not verdict.ok:
                         print(f"{record.name} {dtype} 3 x {cols} pad {pad}: {verdict.why}")
         print(f"{record.name}: done", flush=True)
+    wrong += rows(generator)
     print(f"{wrong} wrong")
     return 1 if wrong else 0
+
+
+def rows(generator: torch.Generator) -> int:
+    """What ships: every operation by every strategy, at every alignment; how many were wrong."""
+    wrong = 0
+    for op in rowplan.OPERATIONS:
+        for kernel in rowplan.IDEAS:
+            for dtype in C_TYPE:
+                for cols in ROW_COLS:
+                    for pad in (0, PAD):
+                        base = torch.randn(3 * (cols + pad) - pad, generator=generator)
+                        x = base.to(dtype).cuda().as_strided((3, cols), (cols + pad, 1))
+                        wrong += run_row(op, kernel, x)
+            print(f"{op} by {kernel}: done", flush=True)
+    return wrong
+
+
+def run_row(op: str, kernel: str, x: torch.Tensor) -> bool:
+    """Whether a row kernel's result on a matrix is wrong."""
+    problem = problem_of(x)
+    if rowplan.reasons(kernel, op, problem):
+        return False
+    row = rowplan.forced(kernel, op, x.shape[1], problem.dtype, problem.arch)
+    shape = (len(x), 1) if op == "logsumexp" else x.shape
+    out = torch.empty(shape, dtype=x.dtype, device="cuda")
+    inputs = [x]
+    if op in rowplan.BACKWARD:
+        y = torch.softmax(x, -1) if op.startswith("soft") else torch.log_softmax(x, -1)
+        inputs = [x, y.contiguous()]
+        work = row_launch.backward(op, x, inputs[1], out, 1.0, False, row, True)
+    else:
+        work = row_launch.forward(op, x, out, 1.0, False, row, True)
+    launch.run(work, x.device)
+    got = out[:, 0] if op == "logsumexp" else out
+    verdict = opjudge.check(op, [each.cpu() for each in inputs], got.cpu())
+    if not verdict.ok:
+        print(f"{op} by {kernel} {x.dtype} {tuple(x.shape)}: {verdict.why}")
+    return not verdict.ok
 
 
 if __name__ == "__main__":

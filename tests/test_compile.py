@@ -11,6 +11,7 @@ import torch
 
 from online_softmax import jit
 from online_softmax.catalogue import FLOATS, KERNELS
+from online_softmax.cuda import row_launch
 from online_softmax.cuda.launch import LADDER, RUNG, instances
 from online_softmax.plan import ARCHES, Problem
 
@@ -34,6 +35,22 @@ def test_cuda(name: str, arch: str) -> None:
         if not allowed:
             assert not found.has_local_memory, f"{symbol} for {arch}: {found}"
         assert found.registers <= 64, f"{symbol} for {arch} leaves no room for 1,024 threads"
+
+
+@pytest.mark.parametrize("arch", KERNELS["safe"].arches)
+def test_the_rows(arch: str) -> None:
+    """All that is planned in float32 and one 16-bit type on the measured architecture, fewer widths
+    on the others. Whole rows stay in registers; at other alignments the fullest shares do not."""
+    measured = arch == "sm_90a"
+    widths = row_launch.WIDTHS if measured else row_launch.WIDTHS[3::9]
+    found = row_launch.instances(arch, widths, (torch.float32, torch.bfloat16))
+    assert len(found) > 20
+    for file, symbol in found:
+        taken = jit.resources(file, symbol, arch)
+        # sm_75 has no maximum of two 16-bit floats: its fullest shares spill.
+        allowed = 1024 if arch == "sm_75" else 192 if "false" in symbol else 16
+        assert taken.stack_bytes <= allowed, f"{symbol} for {arch}: {taken}"
+        assert taken.registers <= 128, f"{symbol} for {arch} leaves no room for 512 threads"
 
 
 @pytest.mark.parametrize("symbol", ["copy", "add", "read"])

@@ -48,8 +48,8 @@ class Row:
 
 
 # Up to so many vectors a row: (vectors a lane, blocks a row). One cut serves a few rows and many:
-# from 32,000 columns on more blocks than many rows alone would ask for. 16-bit forward keeps words and raises
-# them twice, float32 keeps terms: hence two tables.
+# from 32,000 columns on more blocks than many rows alone would ask for. 16-bit forward keeps words
+# and raises them twice, float32 keeps terms: hence two tables.
 _Cuts = tuple[tuple[int, int, int], ...]
 _FORWARD_16: _Cuts = (
     (256, 4, 1), (512, 4, 1), (1024, 6, 1), (2048, 6, 2), (4096, 4, 8), (8192, 8, 8),

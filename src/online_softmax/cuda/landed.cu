@@ -63,8 +63,8 @@ __global__ void __launch_bounds__(512)
     const State s = exchange.merge(folded.s, k);
     const float unit = is_finite(s.m) ? weight(folded.s.m, s.m) * folded.shift.back() : 0.0f;
     const Emit emit(s, unit, scale, zero_empty != 0);
-    emit_share<X, Emit, WARP, WHOLE, STREAM>(share, folded.shift, emit, y + row * cols, first,
-                                             cols, hidden_zero(rows, s));
+    emit_share<X, Emit, WARP, WHOLE, STREAM>(share, folded.shift, emit, y + row * cols, first, cols,
+                                             hidden_zero(rows, s));
   }
 }
 

@@ -6,6 +6,7 @@ bfloat16; a forward may write float32 from a 16-bit input.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -160,12 +161,18 @@ def outer(op: str, x: Tensor, y: Tensor, dim: int, scale: float, zero_empty: boo
     return Launch("outer.cu", symbol, args, outer_size * tiles, block, shared_bytes=shared)
 
 
-def instances(arch: str) -> list[tuple[str, str]]:
-    """Every (file, symbol) that the planner launches on an architecture: what a compile run
-    compiles, from rows of every width class."""
+WIDTHS = tuple(sorted({1 << k for k in range(23)} | {3 << k for k in range(20)}))
+
+
+def instances(
+    arch: str,
+    widths: Sequence[int] = WIDTHS,
+    dtypes: Sequence[torch.dtype] = tuple(C_TYPE),
+) -> list[tuple[str, str]]:
+    """Every (file, symbol) that the planner launches on an architecture for rows of these widths,
+    whole or not: what a compile run compiles."""
     found: list[tuple[str, str]] = []
-    widths = sorted({1 << k for k in range(23)} | {3 << k for k in range(20)})
-    for dtype in C_TYPE:
+    for dtype in dtypes:
         name = str(dtype).removeprefix("torch.")
         for cols in widths:
             for gap in (0, 1):  # whole rows, and others

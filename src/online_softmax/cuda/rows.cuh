@@ -125,8 +125,8 @@ __device__ __forceinline__ void write_wider(Y* y_row, int64_t first, int64_t las
 // The share of a row whose state is s, written: Emit's value of each element.
 template <typename X, typename Emit, int GROUP, bool WHOLE, bool STREAM, typename Y, int VECTORS>
 __device__ __forceinline__ void emit_share(const uint4 (&share)[VECTORS], const Shift& shift,
-                                           const Emit& emit, Y* y_row, int64_t first,
-                                           int64_t last, uint32_t zero) {
+                                           const Emit& emit, Y* y_row, int64_t first, int64_t last,
+                                           uint32_t zero) {
   constexpr int N = Vector<X>::N;
   constexpr bool RAISE = Emit::FROM_TERM && sizeof(X) != 4;
   auto values = [&](int v, float (&x)[N]) {
@@ -174,8 +174,7 @@ __device__ __forceinline__ State fold_gradient(const uint4 (&dy)[VECTORS],
 template <typename X, typename Backward, int GROUP, bool WHOLE, bool STREAM, int VECTORS>
 __device__ __forceinline__ void emit_gradient(const uint4 (&dy)[VECTORS], const uint4 (&y)[VECTORS],
                                               const Backward& backward, X* dx_row, int64_t first,
-                                              int64_t last,
-                                              uint32_t zero) {
+                                              int64_t last, uint32_t zero) {
   constexpr int N = Vector<X>::N;
   write_share<GROUP, WHOLE, STREAM, VECTORS>(dx_row, first, last, [&](int v) {
     float g[N], o[N];

@@ -2,8 +2,8 @@
 
 The bound of an element is an absolute share (ATOL) of the sizes that the operation adds and
 subtracts, a relative one (RTOL), and the rounding to the output's type: half a unit in the last
-place for ours, RIVAL_ULPS for rivals, of which torch.logsumexp rounds three times in 16-bit types. Rivals
-may also round what they add, as torch's softmax backward rounds dy y.
+place for ours, RIVAL_ULPS for rivals, of which torch.logsumexp rounds three times in 16-bit types.
+Rivals may also round what they add, as torch's softmax backward rounds dy y.
 """
 
 from __future__ import annotations
