@@ -90,10 +90,12 @@ class _Installation:
         self.key = key
         self.count = 0
         self.library: Library | None = None
+        self.takes: Takes = rowops.has_kernel  # of the newest override: a registration may be older
 
     def add(self, takes: Takes) -> None:
+        self.takes = takes
         if self.library is None:
-            self._register(takes)
+            self._register()
         self.count += 1
 
     def drop(self) -> None:
@@ -101,16 +103,19 @@ class _Installation:
         if self.count == 0 and threading.active_count() == 1:
             self.library = None  # its end unregisters
 
-    def _register(self, takes: Takes) -> None:
+    def _register(self) -> None:
         library = Library("aten", "IMPL")
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="(?s).*[Oo]verriding a previously registered")
-            for name, (is_taken, ours) in _implementations(takes).items():
+            for name, (is_taken, ours) in _implementations(self._takes).items():
                 if has_computed_kernel(f"aten::{name}", self.key):  # else a torch without it
                     original = get_kernel(f"aten::{name}", self.key)
                     kernel = self._kernel(original, is_taken, ours)
                     library.impl(name, kernel, self.key, with_keyset=True)
         self.library = library
+
+    def _takes(self, name: str, *tensors: Tensor) -> bool:
+        return self.takes(name, *tensors)
 
     def _kernel(
         self, original: Any, is_taken: Callable[..., bool], ours: Implementation
