@@ -1,7 +1,7 @@
 """Which kernel, with which numbers, and why: a problem goes in, all three come out.
 
 Of the ladder's rungs; rowplan.py is the same for what ships. Pure Python, standard library only.
-Thresholds on rows or columns and tuned numbers stand in these two files alone, each with its reason.
+Thresholds on rows or columns and tuned numbers stand in these two files, each with its reason.
 """
 
 from __future__ import annotations
