@@ -48,7 +48,12 @@ def as_rows(x: Tensor, dims: Sequence[int]) -> Tensor:
     return matrix
 
 
-def _numbers(op: str, matrix: Tensor, kernel: str) -> Row:
+def numbers(op: str, matrix: Tensor, kernel: str = "") -> Row:
+    """Launch numbers for a (rows, cols) matrix, of the planned kernel or of the named one.
+
+    Raises:
+        ValueError: the kernel cannot run this.
+    """
     arch = catalogue.arch_of(matrix)
     name = _name(matrix.dtype)
     if not kernel:
@@ -66,11 +71,6 @@ def _numbers(op: str, matrix: Tensor, kernel: str) -> Row:
 @functools.cache
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _streams(matrix: Tensor, tensors: int) -> bool:
-    l2_bytes = catalogue.facts_of(matrix).l2_bytes
-    return rowplan.leaves_l2(matrix.numel() * matrix.itemsize * tensors, l2_bytes)
 
 
 def _run(work: list[Launch], device: torch.device) -> None:
@@ -102,13 +102,13 @@ def forward(
         _run([work], x.device)
         return y
     matrix = as_rows(x, (dim,))
-    row = _numbers(op, matrix, kernel)
+    row = numbers(op, matrix, kernel)
     if is_last:
         y = torch.empty(x.shape, dtype=y_dtype, device=x.device) if out is None else out
         target = y.view(matrix.shape)
     else:
         target = torch.empty(matrix.shape, dtype=y_dtype, device=x.device)
-    streams = _streams(matrix, 2)
+    streams = catalogue.streams(matrix, 2)
     _run(row_launch.forward(op, matrix, target, scale, zero_empty, row, streams), x.device)
     if is_last:
         return y
@@ -135,7 +135,7 @@ def backward(
     dx = torch.empty(y.shape, dtype=y.dtype, device=y.device)
     rows_dy, rows_y = as_rows(dy, (-1,)), as_rows(y.contiguous(), (-1,))
     name = f"{op}_backward"
-    row, streams = _numbers(name, rows_y, ""), _streams(rows_y, 3)
+    row, streams = numbers(name, rows_y, ""), catalogue.streams(rows_y, 3)
     target = dx.view(rows_y.shape)
     work = row_launch.backward(name, rows_dy, rows_y, target, scale, zero_empty, row, streams)
     _run(work, y.device)
@@ -157,7 +157,7 @@ def logsumexp(
     over = {dim % rank for dim in dims} if dims else set(range(rank))
     matrix = as_rows(x, tuple(over))
     y = torch.empty((matrix.shape[0], 1), dtype=dtype or x.dtype, device=x.device)
-    row, streams = _numbers("logsumexp", matrix, kernel), _streams(matrix, 1)
+    row, streams = numbers("logsumexp", matrix, kernel), catalogue.streams(matrix, 1)
     _run(row_launch.forward("logsumexp", matrix, y, scale, False, row, streams), x.device)
     if keepdim:
         return y.view([1 if d in over else size for d, size in enumerate(x.shape)])
