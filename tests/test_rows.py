@@ -192,3 +192,22 @@ def test_along_a_dimension_that_is_not_the_last(op: str, dtype: torch.dtype) -> 
             run([row_launch.outer(op, x, y, 1, scale, zero_empty)])
             want = expected(op, x.movedim(1, -1), scale, zero_empty).movedim(-1, 1)
             close(y, want, 1e-6)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("cols", [5, 70, 300, 2100])
+def test_along_another_dim_bits_follow_from_its_length(cols: int, dtype: torch.dtype) -> None:
+    """Not from whether the inner rows are whole 16-byte vectors, by their length or address."""
+    whole = matrix(cols, 16, dtype, 0, 0).view(1, cols, 16)
+    moved = torch.empty(whole.numel() + 1, dtype=dtype)[1:].view(whole.shape)
+    found, symbols = [], set()
+    for x in (whole, moved.copy_(whole), whole[..., :3].contiguous()):
+        y = torch.empty_like(x)
+        launch = row_launch.outer("softmax", x, y, 1, 1.0, False)
+        run([launch])
+        found.append(y[..., :3])
+        symbols.add(launch.symbol)
+    assert len(symbols) == 2  # 16 bytes a thread, and one element
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
