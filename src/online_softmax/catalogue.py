@@ -17,7 +17,8 @@ from online_softmax import plan, rowplan
 from online_softmax.arches import Arch
 from online_softmax.plan import Numbers, Problem
 
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+HALVES = (torch.float16, torch.bfloat16)
+FLOATS = (torch.float32, *HALVES)
 DTYPES = (*FLOATS, torch.float64)
 RUNG_ARCHES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120")
 

@@ -14,7 +14,6 @@ from online_softmax.cuda.launch import Launch
 from online_softmax.rowplan import Row
 
 NAMES = tuple(rowplan.IDEAS)
-_HALVES = (torch.float16, torch.bfloat16)
 
 
 def takes(x: Tensor, dtype: torch.dtype | None, scale: float, kernel: str = "") -> bool:
@@ -22,7 +21,7 @@ def takes(x: Tensor, dtype: torch.dtype | None, scale: float, kernel: str = "") 
     return (
         x.is_cuda
         and x.dtype in catalogue.FLOATS
-        and (dtype in (None, x.dtype) or (dtype == torch.float32 and x.dtype in _HALVES))
+        and (dtype in (None, x.dtype) or (dtype == torch.float32 and x.dtype in catalogue.HALVES))
         and scale > 0.0  # 0 times the infinite padding of a row would be NaN
         and (not kernel or kernel in NAMES)
         and x.numel() > 0
