@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from online_softmax import rowplan
+from online_softmax import rowkernels, rowplan
 from online_softmax.cuda import host, row_launch
 from online_softmax.plan import Problem
 from online_softmax.rowplan import BACKWARD, OPERATIONS, Row
@@ -211,3 +211,25 @@ def test_along_another_dim_bits_follow_from_its_length(cols: int, dtype: torch.d
     assert len(symbols) == 2  # 16 bytes a thread, and one element
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
+
+
+@needs_compiler
+@pytest.mark.parametrize("shape", [(7, 3, 2), (2, 4, 3, 1), (3, 5, 8)])
+def test_along_another_dim_no_launch_has_more_blocks_than_a_grid(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, dim = torch.randn(shape), len(shape) - 2
+    whole: list = []
+    monkeypatch.setattr(rowkernels, "_run", lambda work, device: whole.extend(work))
+    want = rowkernels.forward("softmax", x, dim, None, 1.0, False, "", None)
+    run(whole)
+    assert len(whole) == 1
+    parts: list = []
+    monkeypatch.setattr(rowkernels, "_run", lambda work, device: parts.extend(work))
+    monkeypatch.setattr(rowplan, "MAX_GRID", 5)
+    y = rowkernels.forward("softmax", x, dim, None, 1.0, False, "", None)
+    run(parts)
+    assert len(parts) > 1
+    assert max(launch.grid for launch in parts) <= 5
+    assert torch.equal(y, want)
+    torch.testing.assert_close(y, torch.softmax(x, dim))

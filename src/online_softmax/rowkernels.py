@@ -78,6 +78,22 @@ def _run(work: list[Launch], device: torch.device) -> None:
     launch.run(work, device)
 
 
+def _outer(op: str, x: Tensor, y: Tensor, dim: int, scale: float, zero_empty: bool) -> list[Launch]:
+    """The launches along a dim that is not the last: several where one has more blocks than a grid.
+
+    x and y: contiguous, of one shape. A block has one outer position, and at least one inner one.
+    """
+    from online_softmax.cuda import row_launch
+
+    slices = x.numel() // x.shape[dim]
+    if slices <= rowplan.MAX_GRID:
+        return [row_launch.outer(op, x, y, dim, scale, zero_empty)]
+    shape = x.shape[:dim].numel(), x.shape[dim], x.shape[dim + 1 :].numel()
+    most = max(rowplan.MAX_GRID // shape[2], 1)  # outer positions
+    pairs = zip(x.view(shape).split(most), y.view(shape).split(most), strict=True)
+    return [row_launch.outer(op, part, to, 1, scale, zero_empty) for part, to in pairs]
+
+
 def forward(
     op: str,
     x: Tensor,
@@ -97,8 +113,7 @@ def forward(
     y_dtype = dtype or x.dtype
     if not is_last and not kernel and y_dtype == x.dtype:  # whatever its strides: the same bits
         y = torch.empty(x.shape, dtype=y_dtype, device=x.device) if out is None else out
-        work = row_launch.outer(op, x.contiguous(), y, dim % rank, scale, zero_empty)
-        _run([work], x.device)
+        _run(_outer(op, x.contiguous(), y, dim % rank, scale, zero_empty), x.device)
         return y
     matrix = as_rows(x, (dim,))
     row = numbers(op, matrix, kernel)
