@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import online_softmax
-from online_softmax import State, catalogue, explain, plan, softmax
+from online_softmax import State, catalogue, explain, plan, rowplan, softmax
 from online_softmax.catalogue import DTYPES, KERNELS
 from online_softmax.cuda import host
 from online_softmax.lab import cases, judge
@@ -163,6 +163,23 @@ def test_more_blocks_than_a_grid_has_are_refused(name: str) -> None:
     if name != "v4_grid_stride":
         (why,) = KERNELS[name].reasons(plan.Problem(most + 1, 1))
         assert f"{name} would need 2147483648 blocks" in why
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_kernel_says_which_operations_it_lacks(name: str) -> None:
+    record, problem = KERNELS[name], plan.Problem(4, 4)
+    for op in (*rowplan.OPERATIONS, "cumsum"):
+        why = record.reasons(problem, op=op)
+        if op in record.operations:
+            assert why == []
+        else:
+            computes = ", ".join(record.operations)
+            assert why == [f"{name} computes {computes}, not {op}"]
+
+
+def test_an_architecture_without_clusters_is_named() -> None:
+    (why,) = KERNELS["landed"].reasons(plan.Problem(4, 4, arch="sm_80"))
+    assert why.endswith("planned for sm_90a and sm_100a, this is sm_80")
 
 
 def test_an_unknown_architecture_is_called_unmeasured() -> None:

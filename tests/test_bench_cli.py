@@ -100,7 +100,7 @@ def test_list_as_json_is_sharded():
         (["softmax", "--cells", "4096"], "ROWSxCOLS"),
         (["softmax", "--values", "zeros"], "--values zeros: there are normal, ascending"),
         (["--host", "8"], "--host 8: give ROWS,COLS"),
-        (["--from", "no/such.jsonl"], "cannot be read"),
+        (["--from", "no/such.jsonl"], "such.jsonl cannot be read: No such file or directory"),
     ],
 )
 def test_what_is_wrong_is_one_line(arguments: list[str], said: str):

@@ -7,6 +7,8 @@ import time
 import pytest
 import torch
 
+from online_softmax import rowkernels, rowops
+from online_softmax.cuda.launch import Launch
 from online_softmax.lab import hostcost
 from online_softmax.lab.inputs import BadInput
 
@@ -45,6 +47,20 @@ def test_everything_is_measured(monkeypatch: pytest.MonkeyPatch):
     assert {row[0] for row in rows} == {"ours", "torch", "quack"}
     assert [row[0] for row in parts] == list(pieces)
     assert first == (("import online_softmax, beyond torch", "1.0"),)
+
+
+def test_the_pieces_of_a_row_kernel_s_call(monkeypatch: pytest.MonkeyPatch):
+    """As where a row kernel runs, all but the driver: the launches that the call itself makes."""
+    monkeypatch.setattr(rowkernels, "takes", lambda *_: True)
+    x = torch.randn(3, 5)
+    pieces = hostcost._pieces(x)
+    assert list(pieces) == ["empty_like", "planning", "launch records"]
+    row, streams = pieces["planning"]()
+    made: list[Launch] = []
+    monkeypatch.setattr(rowkernels, "_run", lambda work, device: made.extend(work))
+    rowops.forward("softmax", x, -1, None, 1.0, False, "")
+    assert (row.kernel, streams) == ("registers", False)
+    assert [work.symbol for work in pieces["launch records"]()] == [work.symbol for work in made]
 
 
 def test_a_rival_that_is_not_here_is_a_row(monkeypatch: pytest.MonkeyPatch):

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from bench_kit import HEADER, right, setting, wrong
-from online_softmax import rowplan
-from online_softmax.cuda import host
+from online_softmax import catalogue, rowplan
+from online_softmax.cuda import host, launch
 from online_softmax.lab import benchfile, benchpage, contenders, tune
 from online_softmax.lab.benchfile import Log
 from online_softmax.lab.benchrun import Outlet
@@ -110,6 +110,22 @@ def test_a_variant_s_call_runs_its_kernel_with_its_numbers(op: str):
     assert len(results) > 2
     for result in results:
         torch.testing.assert_close(result, results[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("op", rowplan.OPERATIONS)
+def test_a_variant_counts_the_matrices_that_its_operation_moves(
+    op: str, monkeypatch: pytest.MonkeyPatch
+):
+    """As what ships does: it decides whether they leave the L2 first."""
+    counted: list[int] = []
+    monkeypatch.setattr(catalogue, "streams", lambda matrix, tensors: bool(counted.append(tensors)))
+    monkeypatch.setattr(launch, "run", lambda work, device: None)
+    matrices = 3 if op in rowplan.BACKWARD else 1 if op == "logsumexp" else 2
+    tensors = [torch.ones(2, 8) for _ in range(matrices)]
+    if op == "logsumexp":
+        tensors.append(torch.empty(2))
+    tune.variants(op, Problem(2, 8))[0].call(*tensors)
+    assert counted == [matrices]
 
 
 def test_a_type_without_variants():

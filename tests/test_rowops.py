@@ -10,8 +10,9 @@ import math
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from online_softmax import rowops
+from online_softmax import catalogue, rowops
 from online_softmax.catalogue import DTYPES
 from online_softmax.lab import cases, judge
 from online_softmax.reference.ops import FP8, beside, sum_dtype
@@ -233,6 +234,24 @@ def test_out_is_filled(op: str, device: str) -> None:
         assert torch.equal(out, want)
     assert rowops.forward(op, x, -1, None, 1.0, False, "", x) is x
     assert torch.equal(x, want)
+
+
+def test_a_row_kernel_that_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On what stands for CUDA tensors: what is wrong is named; to have no elements is not."""
+    monkeypatch.setattr(catalogue, "lacks", lambda backend: None)
+    with FakeTensorMode():
+        x, nothing = torch.empty(2, 3, device="cuda"), torch.empty(0, 3, device="cuda")
+        for dtype, scale, told in (
+            (torch.float64, 1.0, "to be given as torch.float64, with scale 1$"),
+            (None, 0.0, "torch.float32 on cuda:0, to be given as torch.float32, with scale 0$"),
+        ):
+            with pytest.raises(ValueError, match=told):
+                rowops._takes_aten("log_softmax", x, dtype, scale, "split")
+        assert rowops._takes_aten("log_softmax", nothing, None, 1.0, "split") is False
+        monkeypatch.setattr(catalogue, "lacks", lambda backend: f"no {backend} here")
+        for given in (x, nothing):
+            with pytest.raises(ValueError, match=r"'split' cannot run this: no cuda here$"):
+                rowops._takes_aten("log_softmax", given, None, 1.0, "split")
 
 
 @DEVICES

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from online_softmax import rowplan
+from online_softmax import rowkernels, rowplan
 from online_softmax.cuda import host, row_launch
 from online_softmax.plan import Problem
 from online_softmax.rowplan import BACKWARD, OPERATIONS, Row
@@ -192,3 +192,44 @@ def test_along_a_dimension_that_is_not_the_last(op: str, dtype: torch.dtype) -> 
             run([row_launch.outer(op, x, y, 1, scale, zero_empty)])
             want = expected(op, x.movedim(1, -1), scale, zero_empty).movedim(-1, 1)
             close(y, want, 1e-6)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("cols", [5, 70, 300, 2100])
+def test_along_another_dim_bits_follow_from_its_length(cols: int, dtype: torch.dtype) -> None:
+    """Not from whether the inner rows are whole 16-byte vectors, by their length or address."""
+    whole = matrix(cols, 16, dtype, 0, 0).view(1, cols, 16)
+    moved = torch.empty(whole.numel() + 1, dtype=dtype)[1:].view(whole.shape)
+    found, symbols = [], set()
+    for x in (whole, moved.copy_(whole), whole[..., :3].contiguous()):
+        y = torch.empty_like(x)
+        launch = row_launch.outer("softmax", x, y, 1, 1.0, False)
+        run([launch])
+        found.append(y[..., :3])
+        symbols.add(launch.symbol)
+    assert len(symbols) == 2  # 16 bytes a thread, and one element
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+@needs_compiler
+@pytest.mark.parametrize("shape", [(7, 3, 2), (2, 4, 3, 1), (3, 5, 8)])
+def test_along_another_dim_no_launch_has_more_blocks_than_a_grid(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, dim = torch.randn(shape), len(shape) - 2
+    whole: list = []
+    monkeypatch.setattr(rowkernels, "_run", lambda work, device: whole.extend(work))
+    want = rowkernels.forward("softmax", x, dim, None, 1.0, False, "", None)
+    run(whole)
+    assert len(whole) == 1
+    parts: list = []
+    monkeypatch.setattr(rowkernels, "_run", lambda work, device: parts.extend(work))
+    monkeypatch.setattr(rowplan, "MAX_GRID", 5)
+    y = rowkernels.forward("softmax", x, dim, None, 1.0, False, "", None)
+    run(parts)
+    assert len(parts) > 1
+    assert max(launch.grid for launch in parts) <= 5
+    assert torch.equal(y, want)
+    torch.testing.assert_close(y, torch.softmax(x, dim))

@@ -81,7 +81,7 @@ def check_scale(name: str, scale: Any) -> float:
 
 def check_empty(name: str, empty: Any) -> bool:
     """Whether an empty slice counts as zero."""
-    if empty not in EMPTY:
+    if not isinstance(empty, str) or empty not in EMPTY:
         raise ValueError(f'{name}(): empty must be "nan" or "zero", got {empty!r}')
     return EMPTY[empty]
 
@@ -96,7 +96,7 @@ def check_dtype(name: str, dtype: Any) -> torch.dtype:
 
 
 def check_kernel(name: str, kernel: Any) -> str:
-    if kernel not in catalogue.KERNELS:
+    if not isinstance(kernel, str) or kernel not in catalogue.KERNELS:
         there = ", ".join(catalogue.KERNELS)
         raise ValueError(f"{name}(): no kernel is named {kernel!r}; there are {there}")
     return str(kernel)

@@ -17,7 +17,8 @@ from online_softmax import plan, rowplan
 from online_softmax.arches import Arch
 from online_softmax.plan import Numbers, Problem
 
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+HALVES = (torch.float16, torch.bfloat16)
+FLOATS = (torch.float32, *HALVES)
 DTYPES = (*FLOATS, torch.float64)
 RUNG_ARCHES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120")
 
@@ -39,7 +40,7 @@ class Kernel:
     arches: tuple[str, ...] = ()  # compiled for in CI
     reads: int = 0  # reads per element; 0: not ours to say
     rung: bool = False  # a step of the ladder, with a lesson
-    operations: tuple[str, ...] = ("softmax",)  # row kernels: more, and planned by rowplan
+    operations: tuple[str, ...] = ("softmax",)  # what `kernel=` may ask of it
 
     @property
     def is_row_kernel(self) -> bool:
@@ -48,6 +49,8 @@ class Kernel:
 
     def reasons(self, problem: Problem, block: int | None = None, op: str = "softmax") -> list[str]:
         """Why this kernel cannot run a problem, with `block` threads if given; empty: it can."""
+        if op not in self.operations:
+            return [f"{self.name} computes {', '.join(self.operations)}, not {op}"]
         if self.is_row_kernel:
             return rowplan.reasons(self.name, op, problem)
         return plan.reasons(self.name, problem, block)
@@ -67,8 +70,7 @@ def launches(record: Kernel, x: Tensor, y: Tensor, numbers: Any) -> list[Any]:
     from online_softmax.cuda import launch, row_launch
 
     if record.is_row_kernel:
-        streams = rowplan.streams(problem_of(x), tensors=2)
-        return [*row_launch.forward("softmax", x, y, 1.0, False, numbers, streams)]
+        return [*row_launch.forward("softmax", x, y, 1.0, False, numbers, streams(x, 2))]
     return [*launch.RUNG[record.name].build(x, y, numbers)]
 
 
@@ -149,10 +151,13 @@ def _catalogue() -> dict[str, Kernel]:
         )
         for name, idea in rowplan.IDEAS.items()
     ]
-    records.append(Kernel("torch", "torch", "PyTorch's own softmax", _run_torch, DTYPES))
-    records.append(
-        Kernel("reference", "reference", "the definition, in PyTorch", _run_reference, DTYPES)
-    )
+    records += [
+        Kernel(name, name, idea, run, DTYPES, operations=(*rowplan.FORWARD, "logsumexp"))
+        for name, idea, run in (
+            ("torch", "PyTorch's own softmax", _run_torch),
+            ("reference", "the definition, in PyTorch", _run_reference),
+        )
+    ]
     return {record.name: record for record in records}
 
 
@@ -187,6 +192,12 @@ def _arch_facts(arch: str) -> Arch:
 def facts_of(x: Tensor) -> Arch:
     """What the vendor says of a tensor's device."""
     return _arch_facts(arch_of(x))
+
+
+def streams(matrix: Tensor, tensors: int) -> bool:
+    """Whether a row kernel on so many matrices of this size should have them leave the L2 first."""
+    l2_bytes = facts_of(matrix).l2_bytes
+    return rowplan.leaves_l2(matrix.numel() * matrix.itemsize * tensors, l2_bytes)
 
 
 _facts: dict[int, tuple[str, int]] = {}

@@ -1,7 +1,7 @@
 """Which kernel, with which numbers, and why: a problem goes in, all three come out.
 
-Pure Python, standard library only. Every threshold on rows or columns and every tuned number of the
-project stands here, each with its reason.
+Of the ladder's rungs; rowplan.py is the same for what ships. Pure Python, standard library only.
+Thresholds on rows or columns and tuned numbers stand in these two files, each with its reason.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ from online_softmax.cuda.launch import Launch
 from online_softmax.rowplan import Row
 
 NAMES = tuple(rowplan.IDEAS)
-_HALVES = (torch.float16, torch.bfloat16)
 
 
 def takes(x: Tensor, dtype: torch.dtype | None, scale: float, kernel: str = "") -> bool:
@@ -22,7 +21,7 @@ def takes(x: Tensor, dtype: torch.dtype | None, scale: float, kernel: str = "") 
     return (
         x.is_cuda
         and x.dtype in catalogue.FLOATS
-        and (dtype in (None, x.dtype) or (dtype == torch.float32 and x.dtype in _HALVES))
+        and (dtype in (None, x.dtype) or (dtype == torch.float32 and x.dtype in catalogue.HALVES))
         and scale > 0.0  # 0 times the infinite padding of a row would be NaN
         and (not kernel or kernel in NAMES)
         and x.numel() > 0
@@ -48,7 +47,12 @@ def as_rows(x: Tensor, dims: Sequence[int]) -> Tensor:
     return matrix
 
 
-def _numbers(op: str, matrix: Tensor, kernel: str) -> Row:
+def numbers(op: str, matrix: Tensor, kernel: str = "") -> Row:
+    """Launch numbers for a (rows, cols) matrix, of the planned kernel or of the named one.
+
+    Raises:
+        ValueError: the kernel cannot run this.
+    """
     arch = catalogue.arch_of(matrix)
     name = _name(matrix.dtype)
     if not kernel:
@@ -68,15 +72,26 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _streams(matrix: Tensor, tensors: int) -> bool:
-    l2_bytes = catalogue.facts_of(matrix).l2_bytes
-    return rowplan.leaves_l2(matrix.numel() * matrix.itemsize * tensors, l2_bytes)
-
-
 def _run(work: list[Launch], device: torch.device) -> None:
     from online_softmax.cuda import launch
 
     launch.run(work, device)
+
+
+def _outer(op: str, x: Tensor, y: Tensor, dim: int, scale: float, zero_empty: bool) -> list[Launch]:
+    """The launches along a dim that is not the last: several where one has more blocks than a grid.
+
+    x and y: contiguous, of one shape. A block has one outer position, and at least one inner one.
+    """
+    from online_softmax.cuda import row_launch
+
+    slices = x.numel() // x.shape[dim]
+    if slices <= rowplan.MAX_GRID:
+        return [row_launch.outer(op, x, y, dim, scale, zero_empty)]
+    shape = x.shape[:dim].numel(), x.shape[dim], x.shape[dim + 1 :].numel()
+    most = max(rowplan.MAX_GRID // shape[2], 1)  # outer positions
+    pairs = zip(x.view(shape).split(most), y.view(shape).split(most), strict=True)
+    return [row_launch.outer(op, part, to, 1, scale, zero_empty) for part, to in pairs]
 
 
 def forward(
@@ -98,17 +113,16 @@ def forward(
     y_dtype = dtype or x.dtype
     if not is_last and not kernel and y_dtype == x.dtype:  # whatever its strides: the same bits
         y = torch.empty(x.shape, dtype=y_dtype, device=x.device) if out is None else out
-        work = row_launch.outer(op, x.contiguous(), y, dim % rank, scale, zero_empty)
-        _run([work], x.device)
+        _run(_outer(op, x.contiguous(), y, dim % rank, scale, zero_empty), x.device)
         return y
     matrix = as_rows(x, (dim,))
-    row = _numbers(op, matrix, kernel)
+    row = numbers(op, matrix, kernel)
     if is_last:
         y = torch.empty(x.shape, dtype=y_dtype, device=x.device) if out is None else out
         target = y.view(matrix.shape)
     else:
         target = torch.empty(matrix.shape, dtype=y_dtype, device=x.device)
-    streams = _streams(matrix, 2)
+    streams = catalogue.streams(matrix, 2)
     _run(row_launch.forward(op, matrix, target, scale, zero_empty, row, streams), x.device)
     if is_last:
         return y
@@ -135,7 +149,7 @@ def backward(
     dx = torch.empty(y.shape, dtype=y.dtype, device=y.device)
     rows_dy, rows_y = as_rows(dy, (-1,)), as_rows(y.contiguous(), (-1,))
     name = f"{op}_backward"
-    row, streams = _numbers(name, rows_y, ""), _streams(rows_y, 3)
+    row, streams = numbers(name, rows_y, ""), catalogue.streams(rows_y, 3)
     target = dx.view(rows_y.shape)
     work = row_launch.backward(name, rows_dy, rows_y, target, scale, zero_empty, row, streams)
     _run(work, y.device)
@@ -157,7 +171,7 @@ def logsumexp(
     over = {dim % rank for dim in dims} if dims else set(range(rank))
     matrix = as_rows(x, tuple(over))
     y = torch.empty((matrix.shape[0], 1), dtype=dtype or x.dtype, device=x.device)
-    row, streams = _numbers("logsumexp", matrix, kernel), _streams(matrix, 1)
+    row, streams = numbers("logsumexp", matrix, kernel), catalogue.streams(matrix, 1)
     _run(row_launch.forward("logsumexp", matrix, y, scale, False, row, streams), x.device)
     if keepdim:
         return y.view([1 if d in over else size for d, size in enumerate(x.shape)])

@@ -62,7 +62,7 @@ def forward(
     elif is_plain and dtype == torch.float32 and x.dtype.itemsize < dtype.itemsize:
         # What autocast asks for; nothing rounds.
         y = catalogue.softmax(x.to(dtype), dim, kernel, straight)
-    elif _takes_aten(op, x, kernel):
+    elif _takes_aten(op, x, dtype, scale, kernel):
         y = _aten(op, x, dim, dtype, scale, zero_empty)
     else:
         y = _DEFINITION[op](x, dim, dtype=dtype, scale=scale, zero_empty=zero_empty).contiguous()
@@ -98,7 +98,7 @@ def logsumexp(
     x = _with_values(x)
     if rowkernels.takes(x, dtype, scale, kernel):
         return rowkernels.logsumexp(x, tuple(dims), keepdim, dtype, scale, kernel)
-    if not _takes_aten("logsumexp", x, kernel):
+    if not _takes_aten("logsumexp", x, dtype, scale, kernel):
         y = ops.logsumexp(x, tuple(dims), keepdim, dtype=dtype, scale=scale)
     else:
         y = _own(torch.logsumexp, ops.scaled(x, dtype, scale), dims, keepdim)
@@ -173,13 +173,20 @@ def has_kernel(op: str, *tensors: Tensor) -> bool:
     return op == "softmax" and catalogue.lacks("triton") is None
 
 
-def _takes_aten(op: str, x: Tensor, kernel: str) -> bool:
+def _takes_aten(op: str, x: Tensor, dtype: torch.dtype | None, scale: float, kernel: str) -> bool:
     """Whether ATen computes this; False: the reference. ValueError: the named kernel cannot."""
     if kernel in rowkernels.NAMES:
-        raise ValueError(
-            f"{op}(): kernel {kernel!r} cannot run this: it takes CUDA tensors of float16, "
-            f"bfloat16 or float32 and a scale above 0; this one is {x.dtype} on {x.device}"
+        if x.numel() == 0:  # nothing for a kernel to do, if it would
+            one = torch.empty(1, dtype=x.dtype, device=x.device)
+            if rowkernels.takes(one, dtype, scale, kernel):
+                return False
+        missing = catalogue.lacks("cuda") if x.is_cuda else None
+        wanted = (
+            "it takes CUDA tensors of float16, bfloat16 or float32, gives x's dtype or float32 and "
+            f"wants a scale above 0; this is {x.dtype} on {x.device}, to be given as "
+            f"{dtype or result_dtype(x.dtype)}, with scale {scale:g}"
         )
+        raise ValueError(f"{op}(): kernel {kernel!r} cannot run this: {missing or wanted}")
     if kernel and kernel not in ANY_OPTION:
         what = "softmax with dtype, scale, empty or fp8 input" if op == "softmax" else op
         raise ValueError(

@@ -77,6 +77,7 @@ _LANDED_MOST = 131072  # vectors: 16 blocks of 512 threads with 16 vectors each
 
 
 def vectors_a_row(cols: int, item_bytes: int) -> int:
+    """16-byte vectors that hold a row, at least one."""
     return max(ceil_div(cols * item_bytes, VECTOR_BYTES), 1)
 
 
@@ -86,6 +87,7 @@ def _block(row: int, vectors: int, cluster: int) -> int:
 
 
 def has_clusters(arch: str) -> bool:
+    """Whether blocks of an architecture form clusters of up to 16."""
     return arch in CLUSTER_ARCHES
 
 
@@ -157,7 +159,7 @@ def forced(kernel: str, op: str, cols: int, dtype: str, arch: str) -> Row:
         return split(row, "parts of a row, two kernels")
     if kernel == "registers":  # planned as something else: as many blocks as the widest rows have
         _, vectors, cluster = _cuts(op, ITEM_BYTES[dtype], arch)[-1]
-        return Row("registers", vectors, 0, _block(row, vectors, cluster), cluster)
+        return Row("registers", vectors, 0, _block(row, vectors, cluster), cluster, why="asked for")
     vectors = 8 if op in BACKWARD else 16
     cluster = next(c for c in (1, 2, 4, 8, 16) if _block(row, vectors, c) <= MAX_ROW_BLOCK)
     return Row("landed", vectors, 0, _block(row, vectors, cluster), cluster, why="asked for")
@@ -180,7 +182,8 @@ def reasons(kernel: str, op: str, problem: Problem) -> list[str]:
     if p.device != "cuda":
         why.append(f"{kernel} runs on CUDA tensors; this one is on {p.device}")
     if kernel == "landed" and not has_clusters(p.arch):
-        why.append(f"landed needs clusters and bulk copies, and is planned for {CLUSTER_ARCHES}")
+        wanted = " and ".join(CLUSTER_ARCHES)
+        why.append(f"landed needs clusters of 16 blocks: planned for {wanted}, this is {p.arch}")
     if kernel == "landed" and op == "logsumexp":
         why.append("landed writes rows; logsumexp goes to registers or split")
     if why:
@@ -226,11 +229,6 @@ def _shape(row: Row) -> tuple[str, int, int, int, int]:
 def leaves_l2(total_bytes: int, l2_bytes: int) -> bool:
     """Whether what is read and written once should leave the caches first: if it cannot stay."""
     return total_bytes > l2_bytes // 2
-
-
-def streams(problem: Problem, tensors: int) -> bool:
-    item = ITEM_BYTES[problem.dtype]
-    return leaves_l2(problem.rows * problem.cols * item * tensors, problem.facts.l2_bytes)
 
 
 @dataclass(frozen=True)

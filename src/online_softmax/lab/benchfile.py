@@ -145,8 +145,10 @@ def read(paths: Iterable[Path]) -> list[Part]:
     for path in paths:
         try:
             text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadInput(f"{path} cannot be read: {error}") from None
+        except OSError as error:
+            raise BadInput(f"--from {path} cannot be read: {error.strerror}") from None
+        except UnicodeDecodeError as error:
+            raise BadInput(f"--from {path} cannot be read: {error}") from None
         parts += parse(text, str(path))
     return parts
 

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 import online_softmax
-from online_softmax import catalogue, jit
+from online_softmax import catalogue, jit, rowkernels
+from online_softmax.cuda.launch import Launch
 from online_softmax.lab import opbench
 from online_softmax.lab.inputs import BadInput
 
@@ -114,19 +115,27 @@ def _figures(per_batch: list[float]) -> dict[str, float]:
 
 def _pieces(x: Tensor) -> dict[str, Plain]:
     """The parts of our eager call that can be called alone: the one place that names them."""
-    problem = catalogue.problem_of(x)
-    record = catalogue.choose(problem)[0]
+    parts: dict[str, Plain] = {"empty_like": lambda: torch.empty_like(x)}
+    if not rowkernels.takes(x, None, 1.0):  # on a CPU, or without cuda-core
 
-    def planning() -> object:
-        seen = catalogue.problem_of(x)
-        return catalogue.choose(seen)[0].numbers(seen)
+        def planning() -> object:
+            seen = catalogue.problem_of(x)
+            return catalogue.choose(seen)[0].numbers(seen)
 
-    parts: dict[str, Plain] = {"empty_like": lambda: torch.empty_like(x), "planning": planning}
+        return {**parts, "planning": planning}
 
-    if x.is_cuda and record.backend == "cuda":
-        y = torch.empty_like(x)
-        works = catalogue.launches(record, x, y, record.numbers(problem))
-        drivers = [_driver_launch(work, x) for work in works]
+    from online_softmax.cuda import row_launch
+
+    y, row = torch.empty_like(x), rowkernels.numbers("softmax", x)
+    streams = catalogue.streams(x, 2)
+
+    def records() -> list[Launch]:
+        return row_launch.forward("softmax", x, y, 1.0, False, row, streams)
+
+    parts["planning"] = lambda: (rowkernels.numbers("softmax", x), catalogue.streams(x, 2))
+    parts["launch records"] = records
+    if x.is_cuda:
+        drivers = [_driver_launch(work, x) for work in records()]
         parts["driver launch"] = lambda: [driver() for driver in drivers]
     return parts
 

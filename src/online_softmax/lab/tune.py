@@ -1,7 +1,7 @@
 """Which launch numbers are fastest: every variant of a cell judged, ranked and kept as evidence.
 
-What may be tried comes from `variants`; what is found goes into plan.py by hand, with this as the
-reason. Nothing tunes at run time.
+What may be tried comes from `variants`; what is found goes into the tables of rowplan.py by hand,
+with this as the reason. Nothing tunes at run time.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ def _run(op: str, row: rowplan.Row, *tensors: torch.Tensor) -> None:
     from online_softmax.cuda import launch, row_launch
 
     x = tensors[0]
+    matrices = 1 if op == "logsumexp" else len(tensors)
+    streams = catalogue.streams(x, matrices)  # as what ships decides
     if op in rowplan.BACKWARD:
         dy, y, dx = tensors
-        streams = rowplan.streams(catalogue.problem_of(x), tensors=3)
         work = row_launch.backward(op, dy, y, dx, 1.0, False, row, streams)
     else:
         y = tensors[1].view(-1, 1) if op == "logsumexp" else tensors[1]
-        streams = rowplan.streams(catalogue.problem_of(x), tensors=2)
         work = row_launch.forward(op, x, y, 1.0, False, row, streams)
     launch.run(work, x.device)
 

@@ -3,7 +3,7 @@ or autograd.
 
 `routes` is the way in; `eager` and `traced` are the two routes that know about gradients, both made
 from the records of `operations`, whose derivatives are in `calculus`. `override` puts our kernels
-beneath torch's own functions. `private` has every private name of torch.
+beneath torch's own functions. `private` has the private names of torch.
 """
 
 from online_softmax.library.override import Override, override_torch

@@ -1,4 +1,7 @@
-"""Private names of torch that this package uses, all of them; a test says which is gone.
+"""Private names of torch that the library uses; a test says which is gone.
+
+Three more stand where they are used: `Tensor._is_zerotensor` in rowops.py, `Function._backward_cls`
+in eager.py, the handle of the current stream in jit.py.
 
 The three routes need them: no public name tells whether a transform, a mode or a dual level is at
 work, or lets a kernel at the Autograd key go on below autograd.
@@ -15,6 +18,8 @@ SingleLevelFunction = _SingleLevelFunction
 functorch_active = torch._C._are_functorch_transforms_active
 below_autograd = torch._C._AutoDispatchBelowAutograd
 after_autograd = torch._C._after_autograd_keyset
+dispatch_key = torch._C.DispatchKey
+dispatch_keys = torch._C.DispatchKeySet
 without_keys = torch._C._ExcludeDispatchKeyGuard
 function_mode_count = torch._C._len_torch_function_stack
 function_mode_stack = torch.overrides._get_current_function_mode_stack

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.library import Library, register_fake, register_vmap
 
+from online_softmax.catalogue import HALVES
 from online_softmax.library.operations import (
     OPERATIONS,
     Operation,
@@ -24,6 +25,8 @@ from online_softmax.library.private import (
     SingleLevelFunction,
     after_autograd,
     below_autograd,
+    dispatch_key,
+    dispatch_keys,
     dispatch_modes,
     function_modes,
     without_keys,
@@ -31,7 +34,6 @@ from online_softmax.library.private import (
 from online_softmax.reference.ops import result_dtype
 
 NAMESPACE = "online_softmax"
-HALVES = (torch.float16, torch.bfloat16)
 ops: dict[str, Any] = {}  # by name, backward ones too
 _library = Library(NAMESPACE, "DEF")
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -132,13 +134,13 @@ def autocast_dtype(x: Tensor, dtype: torch.dtype | None) -> torch.dtype | None:
 
 def autocast_kernel(operation: Operation, device: str = "CUDA") -> Any:
     """The op under autocast: it reads the half input itself; no cast goes before."""
-    op, own_key = ops[operation.name], getattr(torch._C.DispatchKey, f"Autocast{device}")
+    op, own_key = ops[operation.name], getattr(dispatch_key, f"Autocast{device}")
 
     def kernel(_: Any, x: Tensor, *arguments: Any) -> Tensor:
         *given, name = arguments
         options = operation.options(*given)
         options = options._replace(dtype=autocast_dtype(x, options.dtype))
-        with without_keys(torch._C.DispatchKeySet(own_key)):
+        with without_keys(dispatch_keys(own_key)):
             return op(x, *options, name)
 
     return kernel
