@@ -178,7 +178,8 @@ def _takes_aten(op: str, x: Tensor, kernel: str) -> bool:
     if kernel in rowkernels.NAMES:
         raise ValueError(
             f"{op}(): kernel {kernel!r} cannot run this: it takes CUDA tensors of float16, "
-            f"bfloat16 or float32 and a scale above 0; this one is {x.dtype} on {x.device}"
+            "bfloat16 or float32, a result in x's dtype or in float32, and a scale from 2^-126 to "
+            f"2^127; this one is {x.dtype} on {x.device}"
         )
     if kernel and kernel not in ANY_OPTION:
         what = "softmax with dtype, scale, empty or fp8 input" if op == "softmax" else op
