@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from host_kit import poisoned
-from online_softmax import rowkernels, rowops
+from online_softmax import log_softmax, rowkernels, rowops, softmax
 from online_softmax.cuda import launch as launches
 
 INF = math.inf
@@ -104,6 +104,19 @@ def test_logsumexp_over_any_dims(kernel: str, ran: _Ran) -> None:
                     y = rowops.logsumexp(x, dims, keepdim, None, 0.5, kernel)
                     close(y, torch.logsumexp(x.double() * 0.5, dims, keepdim))
     assert ran.symbols
+
+
+@pytest.mark.parametrize("function", [softmax, log_softmax])
+def test_an_inference_tensor_is_written_in_inference_mode_alone(function, ran: _Ran) -> None:
+    x = torch.randn(3, 4)
+    with torch.inference_mode():
+        out = torch.zeros(3, 4)
+        assert function(x, out=out) is out
+    before = out.clone()
+    with pytest.raises(RuntimeError, match="out is an inference tensor"):
+        function(-x, out=out)
+    assert torch.equal(out, before)
+    assert len(ran.symbols) == 1
 
 
 @ALONG
