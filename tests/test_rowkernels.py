@@ -12,6 +12,7 @@ from torch import Tensor
 from host_kit import poisoned
 from online_softmax import log_softmax, rowkernels, rowops, softmax
 from online_softmax.cuda import launch as launches
+from online_softmax.plan import MAX_GRID
 
 INF = math.inf
 TORCHS = {"softmax": torch.softmax, "log_softmax": torch.log_softmax}
@@ -81,6 +82,19 @@ def test_every_view_along_every_dim(op: str, ran: _Ran) -> None:
             rowops.forward(op, inside, dim, None, 0.5, False, "", inside)
             close(inside, want)
     assert ran.symbols
+
+
+@ALONG
+def test_more_slices_than_a_grid_has_blocks(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Along a dim that is not the last there may be a block a slice."""
+    grids: list[int] = []
+    monkeypatch.setattr(rowkernels, "_has_kernels", lambda x: True)
+    monkeypatch.setattr(launches, "run", lambda work, device: grids.extend(w.grid for w in work))
+    for shape in ((2**31 - 1, 2, 1), (2**31, 2, 1), (2**31, 3, 2), (2**31, 2)):
+        x = torch.empty(shape, dtype=torch.bfloat16, device="meta")
+        assert rowops.forward(op, x, 1, None, 1.0, False, "").shape == shape
+    assert len(grids) == 4
+    assert max(grids) <= MAX_GRID
 
 
 @ALONG

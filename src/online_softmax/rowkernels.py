@@ -103,7 +103,8 @@ def forward(
     rank = x.dim()
     is_last = rank == 0 or dim % rank == rank - 1
     y_dtype = dtype or x.dtype
-    if not is_last and not kernel and y_dtype == x.dtype:  # whatever its strides: the same bits
+    is_outer = not is_last and x.numel() // x.shape[dim] <= rowplan.MAX_GRID  # a block a slice
+    if is_outer and not kernel and y_dtype == x.dtype:  # whatever its strides: the same bits
         y = torch.empty(x.shape, dtype=y_dtype, device=x.device) if out is None else out
         work = row_launch.outer(op, x.contiguous(), y, dim % rank, scale, zero_empty)
         _run([work], x.device)
