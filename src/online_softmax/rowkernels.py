@@ -14,19 +14,26 @@ from online_softmax.cuda.launch import Launch
 from online_softmax.rowplan import Row
 
 NAMES = tuple(rowplan.IDEAS)
+# Between these a scale is a normal number of float32, and scale log2(e) is finite. Further down it
+# could become 0, and 0 times the infinite padding of a row is NaN; further up that product becomes
+# infinite, and times a difference of 0 it is NaN too.
+SCALES = (2.0**-126, 2.0**127)
 
 
 def takes(x: Tensor, dtype: torch.dtype | None, scale: float, kernel: str = "") -> bool:
     """Whether a row kernel may compute a forward of x into dtype (None: x's)."""
     return (
-        x.is_cuda
+        _has_kernels(x)
         and x.dtype in catalogue.FLOATS
         and (dtype in (None, x.dtype) or (dtype == torch.float32 and x.dtype in catalogue.HALVES))
-        and scale > 0.0  # 0 times the infinite padding of a row would be NaN
+        and SCALES[0] <= scale <= SCALES[1]
         and (not kernel or kernel in NAMES)
         and x.numel() > 0
-        and catalogue.lacks("cuda") is None
     )
+
+
+def _has_kernels(x: Tensor) -> bool:
+    return x.is_cuda and catalogue.lacks("cuda") is None
 
 
 def as_rows(x: Tensor, dims: Sequence[int]) -> Tensor:

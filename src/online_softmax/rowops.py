@@ -183,7 +183,7 @@ def _takes_aten(op: str, x: Tensor, dtype: torch.dtype | None, scale: float, ker
         missing = catalogue.lacks("cuda") if x.is_cuda else None
         wanted = (
             "it takes CUDA tensors of float16, bfloat16 or float32, gives x's dtype or float32 and "
-            f"wants a scale above 0; this is {x.dtype} on {x.device}, to be given as "
+            f"wants a scale from 2^-126 to 2^127; this is {x.dtype} on {x.device}, to be given as "
             f"{dtype or result_dtype(x.dtype)}, with scale {scale:g}"
         )
         raise ValueError(f"{op}(): kernel {kernel!r} cannot run this: {missing or wanted}")

@@ -80,7 +80,7 @@ __device__ __forceinline__ Folded fold_share(uint4 (&share)[VECTORS], float scal
       if constexpr (KEEP && sizeof(X) == 4) share[v] = pack<X>(x);
     }
   }
-  // top scale: with scale 0 an empty share would become NaN, so callers never come with it.
+  // top scale: with scale 0 an empty share would become NaN; callers bring normal numbers alone.
   return {{product(top, scale), lanes_fold<GROUP, Sum>(sum) * shift.back()}, shift};
 }
 

@@ -121,6 +121,11 @@ def _along_out(
                 f"subclass is at work, got {tuple(out.shape)}"
             )
         return out.copy_(traced.ops[op](x, dim, dtype, scale, zero_empty, kernel))
+    if out.is_inference() and not torch.is_inference_mode_enabled():  # kernels would not ask
+        raise RuntimeError(
+            f"{op}(): out is an inference tensor, which is written in inference mode alone: pass "
+            "out.clone()"
+        )
     _resize(op, out, x)
     if _needs_copy(op, x, out):
         out.copy_(rowops.forward(op, x, dim, dtype, scale, zero_empty, kernel))
