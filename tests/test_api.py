@@ -132,14 +132,14 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert "not v3_register_cache: no NVRTC" in explain(4096, 4096)
     with pytest.raises(ValueError, match="no NVRTC"):
-        catalogue._forced("safe", problem)
+        catalogue.forced("safe", problem)
     monkeypatch.setattr(
         catalogue, "lacks", lambda b: f"no {b}" if b in ("cuda", "triton") else None
     )
     kernel, why = catalogue.choose(problem)
     assert (kernel.name, why) == ("torch", "torch in place of registers: no cuda")
     with pytest.raises(ValueError, match="no triton"):
-        catalogue._forced("triton_online", problem)
+        catalogue.forced("triton_online", problem)
 
 
 def test_block_sizes_are_checked() -> None:

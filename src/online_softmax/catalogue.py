@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -164,6 +164,12 @@ def _catalogue() -> dict[str, Kernel]:
 KERNELS: dict[str, Kernel] = _catalogue()
 
 
+@functools.cache
+def dtype_name(dtype: torch.dtype) -> str:
+    """A type as the planner and people name it: "float32"."""
+    return str(dtype).removeprefix("torch.")
+
+
 def problem_of(x: Tensor) -> Problem:
     """The planner's view of a (rows, cols) tensor."""
     arch, sm_count = plan.DEFAULT_ARCH, 0
@@ -172,7 +178,7 @@ def problem_of(x: Tensor) -> Problem:
     return Problem(
         x.shape[0],
         x.shape[1],
-        str(x.dtype).removeprefix("torch."),
+        dtype_name(x.dtype),
         device=x.device.type,
         arch=arch,
         sm_count=sm_count,
@@ -189,27 +195,17 @@ def _arch_facts(arch: str) -> Arch:
     return Problem(0, 0, arch=arch).facts
 
 
-def facts_of(x: Tensor) -> Arch:
-    """What the vendor says of a tensor's device."""
-    return _arch_facts(arch_of(x))
-
-
 def streams(matrix: Tensor, tensors: int) -> bool:
     """Whether a row kernel on so many matrices of this size should have them leave the L2 first."""
-    l2_bytes = facts_of(matrix).l2_bytes
+    l2_bytes = _arch_facts(arch_of(matrix)).l2_bytes
     return rowplan.leaves_l2(matrix.numel() * matrix.itemsize * tensors, l2_bytes)
 
 
-_facts: dict[int, tuple[str, int]] = {}
-
-
+@functools.cache
 def _device_facts(index: int) -> tuple[str, int]:
-    if index not in _facts:
-        from online_softmax import jit
+    from online_softmax import jit
 
-        properties = torch.cuda.get_device_properties(index)
-        _facts[index] = (jit.device_arch(index), properties.multi_processor_count)
-    return _facts[index]
+    return jit.device_arch(index), torch.cuda.get_device_properties(index).multi_processor_count
 
 
 @functools.cache
@@ -246,6 +242,22 @@ def choose(problem: Problem) -> tuple[Kernel, str]:
     raise AssertionError("torch takes every problem")
 
 
+def as_rows(x: Tensor, dims: Sequence[int]) -> Tensor:
+    """x as a (rows, cols) matrix, cols over dims, with unit column stride; copied only where its
+    strides forbid a view."""
+    rank = x.dim()
+    if rank == 0:
+        return x.reshape(1, 1)
+    last = sorted(dim % rank for dim in dims)
+    if last != list(range(rank - len(last), rank)):
+        x = x.permute([d for d in range(rank) if d not in last] + last)
+    cols = x.shape[rank - len(last) :].numel()
+    matrix = x.reshape(x.numel() // max(cols, 1), cols)
+    if cols > 1 and matrix.stride(1) != 1:
+        matrix = matrix.contiguous()
+    return matrix
+
+
 def softmax(x: Tensor, dim: int, kernel: str, out: Tensor | None = None) -> Tensor:
     """softmax of a plain tensor along dim by the named kernel, or by the planner's choice if "".
 
@@ -255,32 +267,29 @@ def softmax(x: Tensor, dim: int, kernel: str, out: Tensor | None = None) -> Tens
     """
     if x.numel() == 0 and not kernel:
         return torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
-    dim = dim % max(x.dim(), 1)
-    last = x if dim >= x.dim() - 1 else x.movedim(dim, -1)
-    shape = last.shape
-    cols = shape[-1] if shape else 1
-    matrix = last.reshape(x.numel() // max(cols, 1), cols)
-    if matrix.stride(1) != 1 and matrix.shape[1] > 1:
-        matrix = matrix.contiguous()
+    is_last = x.dim() == 0 or dim % x.dim() == x.dim() - 1
+    matrix = as_rows(x, (dim,))
     problem = problem_of(matrix)
-    record = choose(problem)[0] if not kernel else _forced(kernel, problem)
-    if out is not None and last is x:
+    record = choose(problem)[0] if not kernel else forced(kernel, problem)
+    if out is not None and is_last:
         y = out
     else:  # no view: a caller may write into it
+        shape = x.shape if is_last else x.movedim(dim, -1).shape
         y = torch.empty(shape, dtype=x.dtype, device=x.device)
     record.run(matrix, y.view(matrix.shape), record.numbers(problem))
-    if last is x:
+    if is_last:
         return y
     y = y.movedim(-1, dim)
     return y.clone(memory_format=torch.contiguous_format) if out is None else out.copy_(y)
 
 
-def _forced(name: str, problem: Problem) -> Kernel:
+def forced(name: str, problem: Problem, op: str = "softmax") -> Kernel:
+    """A kernel by name for an operation; ValueError, with the reasons, where it cannot run."""
     record = KERNELS[name]
-    refusals = record.reasons(problem)
+    refusals = record.reasons(problem, op=op)
     missing = lacks(record.backend)
     if missing and not refusals:
         refusals = [missing]
     if refusals:
-        raise ValueError(f"softmax(): kernel {name!r} cannot run this: {'; '.join(refusals)}")
+        raise ValueError(f"{op}(): kernel {name!r} cannot run this: {'; '.join(refusals)}")
     return record

@@ -8,7 +8,7 @@ from online_softmax import catalogue, plan, rowplan
 from online_softmax.catalogue import DTYPES, KERNELS
 from online_softmax.plan import Problem
 
-_DTYPE_NAMES = tuple(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+_DTYPE_NAMES = tuple(catalogue.dtype_name(dtype) for dtype in DTYPES)
 
 
 def explain(rows: int, cols: int, dtype: str = "float32", arch: str = plan.DEFAULT_ARCH) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -36,47 +34,21 @@ def _has_kernels(x: Tensor) -> bool:
     return x.is_cuda and catalogue.lacks("cuda") is None
 
 
-def as_rows(x: Tensor, dims: Sequence[int]) -> Tensor:
-    """x as a (rows, cols) matrix, cols over dims, with unit column stride; copied only where its
-    strides forbid a view."""
-    rank = x.dim()
-    if rank == 0:
-        return x.reshape(1, 1)
-    last = sorted(dim % rank for dim in dims)
-    if last != list(range(rank - len(last), rank)):
-        x = x.permute([d for d in range(rank) if d not in last] + last)
-    cols = 1
-    for size in x.shape[rank - len(last) :]:
-        cols *= size
-    matrix = x.reshape(x.numel() // cols, cols)
-    if cols > 1 and matrix.stride(1) != 1:
-        matrix = matrix.contiguous()
-    return matrix
-
-
 def numbers(op: str, matrix: Tensor, kernel: str = "") -> Row:
     """Launch numbers for a (rows, cols) matrix, of the planned kernel or of the named one.
 
     Raises:
         ValueError: the kernel cannot run this.
     """
-    arch = catalogue.arch_of(matrix)
-    name = _name(matrix.dtype)
     if not kernel:
-        row = rowplan.numbers(op, matrix.shape[1], name, arch)
+        name = catalogue.dtype_name(matrix.dtype)
+        row = rowplan.numbers(op, matrix.shape[1], name, catalogue.arch_of(matrix))
         if matrix.shape[0] * row.cluster * row.parts <= rowplan.MAX_GRID:
             return row
         kernel = row.kernel
-    problem = replace(catalogue.problem_of(matrix), device="cuda")
-    refusals = rowplan.reasons(kernel, op, problem)
-    if refusals:
-        raise ValueError(f"{op}(): kernel {kernel!r} cannot run this: {'; '.join(refusals)}")
-    return rowplan.forced(kernel, op, matrix.shape[1], name, arch)
-
-
-@functools.cache
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    problem = replace(catalogue.problem_of(matrix), device="cuda")  # also under host execution
+    chosen: Row = catalogue.forced(kernel, problem, op).numbers(problem, op=op)
+    return chosen
 
 
 def _run(work: list[Launch], device: torch.device) -> None:
@@ -122,7 +94,7 @@ def forward(
         y = torch.empty(x.shape, dtype=y_dtype, device=x.device) if out is None else out
         _run(_outer(op, x.contiguous(), y, dim % rank, scale, zero_empty), x.device)
         return y
-    matrix = as_rows(x, (dim,))
+    matrix = catalogue.as_rows(x, (dim,))
     row = numbers(op, matrix, kernel)
     if is_last:
         y = torch.empty(x.shape, dtype=y_dtype, device=x.device) if out is None else out
@@ -154,7 +126,7 @@ def backward(
     from online_softmax.cuda import row_launch
 
     dx = torch.empty(y.shape, dtype=y.dtype, device=y.device)
-    rows_dy, rows_y = as_rows(dy, (-1,)), as_rows(y.contiguous(), (-1,))
+    rows_dy, rows_y = catalogue.as_rows(dy, (-1,)), catalogue.as_rows(y.contiguous(), (-1,))
     name = f"{op}_backward"
     row, streams = numbers(name, rows_y, ""), catalogue.streams(rows_y, 3)
     target = dx.view(rows_y.shape)
@@ -176,7 +148,7 @@ def logsumexp(
 
     rank = max(x.dim(), 1)
     over = {dim % rank for dim in dims} if dims else set(range(rank))
-    matrix = as_rows(x, tuple(over))
+    matrix = catalogue.as_rows(x, tuple(over))
     y = torch.empty((matrix.shape[0], 1), dtype=dtype or x.dtype, device=x.device)
     row, streams = numbers("logsumexp", matrix, kernel), catalogue.streams(matrix, 1)
     _run(row_launch.forward("logsumexp", matrix, y, scale, False, row, streams), x.device)

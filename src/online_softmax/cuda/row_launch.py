@@ -7,6 +7,7 @@ bfloat16; a forward may write float32 from a 16-bit input.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -53,9 +54,7 @@ def _clusters_that_stay(work: Launch, x: Tensor) -> Launch:
 
     held = jit.max_clusters(work, x.device) if x.is_cuda else HOST_CLUSTERS
     grid = min(held, x.shape[0]) * work.cluster
-    return Launch(
-        work.file, work.symbol, work.args, grid, work.block, work.cluster, work.shared_bytes
-    )
+    return replace(work, grid=grid)
 
 
 def forward(
