@@ -37,6 +37,14 @@ __device__ __forceinline__ float warp_fold(float value) {
   return lanes_fold<WARP, Monoid>(value);
 }
 
+__device__ __forceinline__ bool warp_any(bool flag) {
+#ifdef ONLINE_SOFTMAX_HOST
+  return warp_fold<Maximum>(flag ? 1.0f : 0.0f) > 0.0f;
+#else
+  return __any_sync(0xffffffffu, flag);
+#endif
+}
+
 // merge of 32 states at once: the common maximum first, then each d rescaled once (one exponential
 // a lane where five pairwise merges need ten).
 __device__ __forceinline__ State warp_merge(State s) {

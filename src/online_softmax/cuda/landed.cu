@@ -7,25 +7,34 @@
 // A warp's part of a tensor's rows: lands as words, leaves as a share.
 template <typename X, int VECTORS, bool WHOLE>
 struct Landing {
-  static constexpr int HELD = VECTORS * WARP, WORDS = HELD + (WHOLE ? 0 : 1);
+  using Part = Share<X, VECTORS, WARP, WHOLE>;
+  using At = typename Part::At;
+  // A row that lies otherwise than the one that is written begins in any of the first two words.
+  static constexpr int WORDS = At::WORDS + (WHOLE ? 0 : 2);
   uint4* words;
   uint64_t* landed;
 
-  __device__ __forceinline__ void fetch(const X* row, Span span, int64_t first, int64_t last) {
+  __device__ __forceinline__ void fetch(const X* row, Span span, int64_t first, const At& at) {
     if (lane_id() != 0) return;
-    const Readable<HELD> readable(row, span, first, last);
-    const int stop = readable.to < WORDS ? readable.to : WORDS;
-    const int count = stop > readable.from ? stop - readable.from : 0;
-    bulk_copy(words + readable.from, readable.words + readable.from, count, landed);
+    const Source<At, X> source(row, span, first, at);
+    const int count = source.to > source.from ? source.to - source.from : 0;
+    bulk_copy(words + source.from, source.words + source.from, count, landed);
   }
 
   // k counts rows. The words may be overwritten afterwards.
   __device__ __forceinline__ void take(uint32_t k, const X* row, Span span, int64_t first,
-                                       int64_t last, float fill, uint4 (&share)[VECTORS]) {
+                                       const At& at, float fill, Part& share) {
     barrier_wait(landed, k & 1);
-    const Readable<HELD> readable(row, span, first, last);
-    load_share<WARP, WHOLE>(
-        row, first, last, fill, readable, [&](int i) { return words[i]; }, share);
+    const Source<At, X> source(row, span, first, at);
+    const X* elements = reinterpret_cast<const X*>(words) + source.shift;
+    load_share<true>(
+        share, at, source, fill,
+        [&](int i) { return source.shift ? gather16(elements + i * At::N) : words[i]; },
+        [&](int j) {
+          const int i = At::CAPACITY + j;
+          return (i + source.shift) / At::N < source.to ? widen(elements[i])
+                                                        : widen(source.share[i - at.begin]);
+        });
     __syncwarp();  // words: read by all lanes before the next row lands on them
   }
 };
@@ -51,20 +60,26 @@ __global__ void __launch_bounds__(512)
 
   const Span span(x, rows, cols, x_row_stride);
   const int64_t clusters = gridDim.x / cluster_size(), first_row = blockIdx.x / cluster_size();
-  const int64_t first = int64_t(cluster_rank() * warp_count() + warp_id()) * Part::HELD;
-  if (first_row < rows) part.fetch(x + first_row * x_row_stride, span, first, cols);
+  const int64_t first = int64_t(cluster_rank() * warp_count() + warp_id()) * Part::At::WORDS;
+  auto held_of = [&](int64_t row) {
+    return typename Part::At(first, cols,
+                             begin_for<WHOLE, Emit>(x + row * x_row_stride, y + row * cols));
+  };
+  if (first_row < rows) part.fetch(x + first_row * x_row_stride, span, first, held_of(first_row));
   uint32_t k = 0;
   for (int64_t row = first_row; row < rows; row += clusters, ++k) {
     const X* x_row = x + row * x_row_stride;
-    uint4 share[VECTORS];
-    part.take(k, x_row, span, first, cols, -infinity(), share);
-    if (row + clusters < rows) part.fetch(x_row + clusters * x_row_stride, span, first, cols);
-    const Folded folded = fold_share<X, WARP, Emit::FROM_TERM>(share, scale);
+    const auto held = held_of(row);
+    typename Part::Part share;
+    part.take(k, x_row, span, first, held, -infinity(), share);
+    const int64_t next = row + clusters;
+    if (next < rows) part.fetch(x + next * x_row_stride, span, first, held_of(next));
+    const Folded folded = fold_share<Emit::FROM_TERM>(share, held, scale);
     const State s = exchange.merge(folded.s, k);
     const float unit = is_finite(s.m) ? weight(folded.s.m, s.m) * folded.shift.back() : 0.0f;
     const Emit emit(s, unit, scale, zero_empty != 0);
-    emit_share<X, Emit, WARP, WHOLE, STREAM>(share, folded.shift, emit, y + row * cols, first, cols,
-                                             hidden_zero(rows, s));
+    emit_share<STREAM>(share, held, folded.shift, emit, y + row * cols, first,
+                       hidden_zero(rows, s));
   }
 }
 
@@ -93,23 +108,27 @@ __global__ void __launch_bounds__(512)
 
   const Span dy_span(dy, rows, cols, dy_row_stride), y_span(y, rows, cols, cols);
   const int64_t clusters = gridDim.x / cluster_size(), first_row = blockIdx.x / cluster_size();
-  const int64_t first = int64_t(cluster_rank() * warp_count() + warp_id()) * Part::HELD;
+  const int64_t first = int64_t(cluster_rank() * warp_count() + warp_id()) * Part::At::WORDS;
+  auto held_of = [&](int64_t row) {
+    return typename Part::At(first, cols, WHOLE ? 0 : position_of(dx + row * cols));
+  };
   auto fetch = [&](int64_t row) {
     if (row >= rows) return;
-    dy_part.fetch(dy + row * dy_row_stride, dy_span, first, cols);
-    y_part.fetch(y + row * cols, y_span, first, cols);
+    dy_part.fetch(dy + row * dy_row_stride, dy_span, first, held_of(row));
+    y_part.fetch(y + row * cols, y_span, first, held_of(row));
   };
   fetch(first_row);
   uint32_t k = 0;
   for (int64_t row = first_row; row < rows; row += clusters, ++k) {
-    uint4 dy_share[VECTORS], y_share[VECTORS];
-    dy_part.take(k, dy + row * dy_row_stride, dy_span, first, cols, 0.0f, dy_share);
-    y_part.take(k, y + row * cols, y_span, first, cols, Backward::y_past_the_end(), y_share);
+    const auto held = held_of(row);
+    typename Part::Part dy_share, y_share;
+    dy_part.take(k, dy + row * dy_row_stride, dy_span, first, held, 0.0f, dy_share);
+    y_part.take(k, y + row * cols, y_span, first, held, Backward::y_past_the_end(), y_share);
     fetch(row + clusters);
-    const State part = fold_gradient<X, Backward, WARP>(dy_share, y_share, zero_empty != 0);
+    const State part = fold_gradient<Backward>(dy_share, y_share, held, zero_empty != 0);
     const State s = exchange.add(part, k);
     const Backward backward(s.d, s.m, scale, zero_empty != 0);
-    emit_gradient<X, Backward, WARP, WHOLE, STREAM>(dy_share, y_share, backward, dx + row * cols,
-                                                    first, cols, hidden_zero(rows, s));
+    emit_gradient<STREAM>(dy_share, y_share, held, backward, dx + row * cols, first,
+                          hidden_zero(rows, s));
   }
 }

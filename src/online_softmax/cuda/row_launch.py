@@ -23,6 +23,7 @@ EMIT = {"softmax": "EmitSoftmax", "log_softmax": "EmitLogSoftmax", "logsumexp": 
 GRADIENT = {"softmax_backward": "BackwardSoftmax", "log_softmax_backward": "BackwardLogSoftmax"}
 STATE_BYTES = 8  # m and d
 EXCHANGE_SETS = 2  # exchange.cuh: two rows take turns
+EDGE_WORDS = 2  # landed.cu: a misaligned share's, beside its own
 HOST_CLUSTERS = 2  # that stay, in host execution: some rows follow others
 
 
@@ -70,7 +71,7 @@ def forward(
         return _split(op, x, y, scale, zero_empty, row, whole)
     if row.kernel == "landed":
         kinds = f"{x_type}, {y_type}, {row.vectors}, {_text(whole)}, {_text(streams)}, {emit}"
-        words = row.vectors * WARP + (not whole)
+        words = row.vectors * WARP + (0 if whole else EDGE_WORDS)
         shared = words * VECTOR_BYTES * row.block // WARP + _exchange_bytes(row)
         args = (x, y, *tail)
         work = Launch(file, f"rows_landed<{kinds}>", args, 0, row.block, row.cluster, shared)
@@ -136,7 +137,7 @@ def backward(
         return [first, Launch(file, symbol, last, grid, row.block, dependent=True)]
     if row.kernel == "landed":
         kinds = f"{x_type}, {row.vectors}, {_text(whole)}, {_text(streams)}, {kind}"
-        words = 2 * (row.vectors * WARP + (not whole))
+        words = 2 * (row.vectors * WARP + (0 if whole else EDGE_WORDS))
         shared = words * VECTOR_BYTES * row.block // WARP + _exchange_bytes(row)
         symbol = f"rows_landed_backward<{kinds}>"
         work = Launch(file, symbol, (dy, y, dx, *tail), 0, row.block, row.cluster, shared)

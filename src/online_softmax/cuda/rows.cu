@@ -19,7 +19,7 @@ struct Place {
 };
 
 template <typename X, typename Y, int VECTORS, int LANES, bool WHOLE, bool STREAM, typename Emit>
-__global__ void __launch_bounds__(512, VECTORS > 8 || !WHOLE ? 1 : 2)
+__global__ void __launch_bounds__(512, VECTORS > 8 || (VECTORS == 8 && !WHOLE && LANES) ? 1 : 2)
     rows_in_registers(const X* x,  // (rows, cols) input, rows x_row_stride apart
                       Y* y,        // (rows, cols) output, contiguous; or (rows)
                       int64_t rows, int64_t cols, int64_t x_row_stride, float scale,
@@ -33,10 +33,12 @@ __global__ void __launch_bounds__(512, VECTORS > 8 || !WHOLE ? 1 : 2)
   const Place<VECTORS, LANES> at;
   const bool has_row = at.row < rows;  // lanes without one load nothing, and shuffle
   const int64_t row = has_row ? at.row : 0, last = has_row ? cols : 0;
-  uint4 share[VECTORS];
-  load_global<GROUP, WHOLE, STREAM>(x + row * x_row_stride, Span(x, rows, cols, x_row_stride),
-                                    at.first, last, -infinity(), share);
-  const Folded folded = fold_share<X, GROUP, Emit::FROM_TERM>(share, scale);
+  const X* x_row = x + row * x_row_stride;
+  Y* y_row = y + row * (Emit::WRITES_ROW ? cols : 1);
+  Share<X, VECTORS, GROUP, WHOLE> share;
+  const auto held = share.of(at.first, last, begin_for<WHOLE, Emit>(x_row, y_row));
+  load_global<STREAM>(share, held, x_row, Span(x, rows, cols, x_row_stride), at.first, -infinity());
+  const Folded folded = fold_share<Emit::FROM_TERM>(share, held, scale);
   State s = folded.s;
   if constexpr (LANES == 0) {
     if (cluster_size() * warp_count() > 1) s = exchange.merge(s, 0);
@@ -45,15 +47,14 @@ __global__ void __launch_bounds__(512, VECTORS > 8 || !WHOLE ? 1 : 2)
   const float unit = is_finite(s.m) ? weight(folded.s.m, s.m) * folded.shift.back() : 0.0f;
   const Emit emit(s, unit, scale, zero_empty != 0);
   if constexpr (Emit::WRITES_ROW) {
-    emit_share<X, Emit, GROUP, WHOLE, STREAM>(share, folded.shift, emit, y + row * cols, at.first,
-                                              last, hidden_zero(rows, s));
+    emit_share<STREAM>(share, held, folded.shift, emit, y_row, at.first, hidden_zero(rows, s));
   } else if (has_row && at.first == 0 && lane_id() % GROUP == 0) {
-    store(y + row, emit.value);
+    store(y_row, emit.value);
   }
 }
 
 template <typename X, int VECTORS, int LANES, bool WHOLE, bool STREAM, typename Backward>
-__global__ void __launch_bounds__(512, VECTORS > 4 || !WHOLE ? 1 : 2)
+__global__ void __launch_bounds__(512, VECTORS > 4 ? 1 : 2)
     rows_in_registers_backward(const X* dy,  // (rows, cols) gradient of y, rows dy_row_stride apart
                                const X* y,   // (rows, cols), contiguous
                                X* dx,        // (rows, cols) gradient of x, contiguous
@@ -68,16 +69,17 @@ __global__ void __launch_bounds__(512, VECTORS > 4 || !WHOLE ? 1 : 2)
   const Place<VECTORS, LANES> at;
   const bool has_row = at.row < rows;
   const int64_t row = has_row ? at.row : 0, last = has_row ? cols : 0;
-  uint4 dy_share[VECTORS], y_share[VECTORS];
-  load_global<GROUP, WHOLE, STREAM>(dy + row * dy_row_stride, Span(dy, rows, cols, dy_row_stride),
-                                    at.first, last, 0.0f, dy_share);
-  load_global<GROUP, WHOLE, STREAM>(y + row * cols, Span(y, rows, cols, cols), at.first, last,
-                                    Backward::y_past_the_end(), y_share);
-  State s = fold_gradient<X, Backward, GROUP>(dy_share, y_share, zero_empty != 0);
+  X* dx_row = dx + row * cols;
+  Share<X, VECTORS, GROUP, WHOLE> dy_share, y_share;
+  const auto held = y_share.of(at.first, last, WHOLE ? 0 : position_of(dx_row));
+  load_global<STREAM>(dy_share, held, dy + row * dy_row_stride,
+                      Span(dy, rows, cols, dy_row_stride), at.first, 0.0f);
+  load_global<STREAM>(y_share, held, y + row * cols, Span(y, rows, cols, cols), at.first,
+                      Backward::y_past_the_end());
+  State s = fold_gradient<Backward>(dy_share, y_share, held, zero_empty != 0);
   if constexpr (LANES == 0) {
     if (cluster_size() * warp_count() > 1) s = exchange.add(s, 0);
   }
   const Backward backward(s.d, s.m, scale, zero_empty != 0);
-  emit_gradient<X, Backward, GROUP, WHOLE, STREAM>(dy_share, y_share, backward, dx + row * cols,
-                                                   at.first, last, hidden_zero(rows, s));
+  emit_gradient<STREAM>(dy_share, y_share, held, backward, dx_row, at.first, hidden_zero(rows, s));
 }

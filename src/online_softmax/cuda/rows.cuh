@@ -53,35 +53,81 @@ __device__ __forceinline__ float largest(const uint4 (&share)[VECTORS]) {
   }
 }
 
-// KEEP: floats are replaced by their terms, which saves the second exponential. (16-bit elements stay
-// as they came, two a register, and are raised again.)
-template <typename X, int GROUP, bool KEEP, int VECTORS>
-__device__ __forceinline__ Folded fold_share(uint4 (&share)[VECTORS], float scale) {
-  constexpr int N = Vector<X>::N;
-  const float top = lanes_fold<GROUP, Maximum>(largest<X>(share));
-  const Shift shift(top, scale);
-  float sum = 0.0f;
-  if (shift.is_coarse()) {
+template <int STEP, int COUNT>
+__device__ __forceinline__ void move_down(float (&values)[COUNT], int by) {
 #pragma unroll
-    for (int v = 0; v < VECTORS; ++v) {
-      float x[N];
-      unpack<X>(share[v], x);
+  for (int p = 0; p + STEP < COUNT; ++p) values[p] = by & STEP ? values[p + STEP] : values[p];
+}
+
+// sums[p], of what stands at position p of a lane's words, becomes the group's sum in an order that
+// follows from the elements' numbers in the share alone.
+template <typename S>
+__device__ __forceinline__ float group_sum(float (&sums)[S::N], const typename S::At& at,
+                                           const float (&after)[S::KEPT]) {
+  constexpr int N = S::N, GROUP = S::GROUP;
+  if constexpr (!S::WHOLE) {
+    const int lane = S::lane(), group = lane_id() - lane, next = group + (lane + 1) % GROUP;
+    const bool is_moved = GROUP == WARP ? at.begin != 0 : warp_any(at.begin != 0);
+    if (is_moved) {
+      float moved[2 * N - 1];  // this lane's sums, then the next lane's
 #pragma unroll
-      for (int i = 0; i < N; ++i) sum += x[i] = exponential2(shift.exponent_if_coarse(x[i]));
-      if constexpr (KEEP && sizeof(X) == 4) share[v] = pack<X>(x);
-    }
-  } else {
+      for (int p = 0; p < N; ++p) moved[p] = sums[p];
 #pragma unroll
-    for (int v = 0; v < VECTORS; ++v) {
-      float x[N];
-      unpack<X>(share[v], x);
+      for (int p = 0; p + 1 < N; ++p) {
+        const float past = __shfl_sync(0xffffffffu, after[p / GROUP], group + p % GROUP);
+        const float mine = lane == 0 ? sums[p] + past : sums[p];
+        moved[N + p] = __shfl_sync(0xffffffffu, mine, next);
+      }
+      if constexpr (N > 4) move_down<4>(moved, at.begin);
+      move_down<2>(moved, at.begin);
+      move_down<1>(moved, at.begin);
 #pragma unroll
-      for (int i = 0; i < N; ++i) sum += x[i] = exponential2(shift.exponent(x[i]));
-      if constexpr (KEEP && sizeof(X) == 4) share[v] = pack<X>(x);
+      for (int p = 0; p < N; ++p) sums[p] = moved[p];
     }
   }
+#pragma unroll
+  for (int step = N / 2; step > 0; step /= 2)
+#pragma unroll
+    for (int p = 0; p < step; ++p) sums[p] += sums[p + step];
+  return lanes_fold<GROUP, Sum>(sums[0]);
+}
+
+// KEEP: floats are replaced by their terms, which saves the second exponential. (16-bit elements stay
+// as they came, two a register, and are raised again.)
+template <bool KEEP, typename S>
+__device__ __forceinline__ Folded fold_share(S& share, const typename S::At& at, float scale) {
+  using X = typename S::Element;
+  constexpr int N = S::N;
+  constexpr bool KEEPS = KEEP && sizeof(X) == 4;
+  float top = largest<X>(share.words);
+#pragma unroll
+  for (int a = 0; a < S::AFTER; ++a) top = maximum(top, share.after[a]);
+  top = lanes_fold<S::GROUP, Maximum>(top);
+  const Shift shift(top, scale);
+  float sums[N] = {}, after[S::KEPT];
+  auto raise = [&](auto exponent) {
+#pragma unroll
+    for (int v = 0; v < S::COUNT; ++v) {
+      float x[N];
+      unpack<X>(share.words[v], x);
+#pragma unroll
+      for (int i = 0; i < N; ++i) sums[i] += x[i] = exponential2(exponent(x[i]));
+      if constexpr (KEEPS) share.words[v] = pack<X>(x);
+    }
+#pragma unroll
+    for (int a = 0; a < S::AFTER; ++a) after[a] = exponential2(exponent(share.after[a]));
+  };
+  if (shift.is_coarse())
+    raise([&](float x) { return shift.exponent_if_coarse(x); });
+  else
+    raise([&](float x) { return shift.exponent(x); });
+  const float sum = group_sum<S>(sums, at, after);
+  if constexpr (KEEPS) {
+#pragma unroll
+    for (int a = 0; a < S::AFTER; ++a) share.after[a] = after[a];
+  }
   // top scale: with scale 0 an empty share would become NaN; callers bring normal numbers alone.
-  return {{product(top, scale), lanes_fold<GROUP, Sum>(sum) * shift.back()}, shift};
+  return {{product(top, scale), sum * shift.back()}, shift};
 }
 
 // Keeps the compiler from unpacking early and holding floats in place of the words: `zero` is 0, but
@@ -96,41 +142,21 @@ __device__ __forceinline__ uint32_t hidden_zero(int64_t count, State s) {
   return float_to_bits(s.d) & uint32_t(uint64_t(count) >> 63);
 }
 
-// Elements of another type than the share's, wider: two vectors for one.
-template <int GROUP, bool WHOLE, int VECTORS, int N, typename Y, typename Value>
-__device__ __forceinline__ void write_wider(Y* y_row, int64_t first, int64_t last, Value value) {
-  const Extent<VECTORS * GROUP, N> extent(first, last);
-  const int lane = lane_id() % GROUP;
-#pragma unroll
-  for (int v = 0; v < VECTORS; ++v) {
-    const int k = v * GROUP + lane;
-    float x[N];
-    value(v, x);
-    Y* y = y_row + (first + k) * N;
-    const int count = k < extent.full ? N : k == extent.full ? extent.tail : 0;
-    host::count_writes(count);
-    if (WHOLE && count == N) {
-#pragma unroll
-      for (int part = 0; part < N / Vector<Y>::N; ++part)
-        put16<false>(y + part * Vector<Y>::N,
-                     pack<Y>(*reinterpret_cast<float (*)[Vector<Y>::N]>(&x[part * Vector<Y>::N])));
-    } else {
-#pragma unroll
-      for (int i = 0; i < N; ++i)
-        if (i < count) y[i] = narrow<Y>(x[i]);
-    }
-  }
-}
-
-// The share of a row whose state is s, written: Emit's value of each element.
-template <typename X, typename Emit, int GROUP, bool WHOLE, bool STREAM, typename Y, int VECTORS>
-__device__ __forceinline__ void emit_share(const uint4 (&share)[VECTORS], const Shift& shift,
-                                           const Emit& emit, Y* y_row, int64_t first, int64_t last,
-                                           uint32_t zero) {
-  constexpr int N = Vector<X>::N;
+// The share of a row whose state is s, written: Emit's value of each element. y_row: the share's row.
+template <bool STREAM, typename Emit, typename S, typename Y>
+__device__ __forceinline__ void emit_share(const S& share, const typename S::At& at,
+                                           const Shift& shift, const Emit& emit, Y* y_row,
+                                           int64_t first, uint32_t zero) {
+  using X = typename S::Element;
+  constexpr int N = S::N;
   constexpr bool RAISE = Emit::FROM_TERM && sizeof(X) != 4;
-  auto values = [&](int v, float (&x)[N]) {
-    unpack<X>(sizeof(X) == 4 ? share[v] : as_it_came(share[v], zero), x);
+  auto value = [&](float x) {
+    if constexpr (RAISE)
+      x = exponential2(shift.is_coarse() ? shift.exponent_if_coarse(x) : shift.exponent(x));
+    return emit(x);
+  };
+  auto values = [&](const uint4& word, float (&x)[N]) {
+    unpack<X>(sizeof(X) == 4 ? word : as_it_came(word, zero), x);
     if (RAISE && shift.is_coarse()) {
 #pragma unroll
       for (int i = 0; i < N; ++i) x[i] = exponential2(shift.exponent_if_coarse(x[i]));
@@ -141,47 +167,53 @@ __device__ __forceinline__ void emit_share(const uint4 (&share)[VECTORS], const 
 #pragma unroll
     for (int i = 0; i < N; ++i) x[i] = emit(x[i]);
   };
-  if constexpr (sizeof(X) == sizeof(Y)) {
-    write_share<GROUP, WHOLE, STREAM, VECTORS>(y_row, first, last, [&](int v) {
-      float x[N];
-      values(v, x);
-      return pack<Y>(x);
-    });
-  } else {
-    write_wider<GROUP, WHOLE, VECTORS, N>(y_row, first, last, values);
-  }
+  write_share<STREAM, S>(
+      at, y_row + first * N - at.begin, [&](int v, float (&x)[N]) { values(share.words[v], x); },
+      [&](int v, float (&x)[N]) { values(pick(share.words, v), x); },
+      [&](int a) { return value(share.after[a]); });
 }
 
 // ---- backward: d is the sum of the terms, m the largest y where somebody asks for it
 
-template <typename X, typename Backward, int GROUP, int VECTORS>
-__device__ __forceinline__ State fold_gradient(const uint4 (&dy)[VECTORS],
-                                               const uint4 (&y)[VECTORS], bool needs_top) {
-  constexpr int N = Vector<X>::N;
-  float sum = 0.0f;
+template <typename Backward, typename S>
+__device__ __forceinline__ State fold_gradient(const S& dy, const S& y, const typename S::At& at,
+                                               bool needs_top) {
+  using X = typename S::Element;
+  constexpr int N = S::N;
+  float sums[N] = {}, after[S::KEPT];
 #pragma unroll
-  for (int v = 0; v < VECTORS; ++v) {
+  for (int v = 0; v < S::COUNT; ++v) {
     float g[N], o[N];
-    unpack<X>(dy[v], g);
-    unpack<X>(y[v], o);
+    unpack<X>(dy.words[v], g);
+    unpack<X>(y.words[v], o);
 #pragma unroll
-    for (int i = 0; i < N; ++i) sum += Backward::term(g[i], o[i]);
+    for (int i = 0; i < N; ++i) sums[i] += Backward::term(g[i], o[i]);
   }
-  const float top = needs_top ? lanes_fold<GROUP, Maximum>(largest<X>(y)) : 0.0f;
-  return {top, lanes_fold<GROUP, Sum>(sum)};
+#pragma unroll
+  for (int a = 0; a < S::AFTER; ++a) after[a] = Backward::term(dy.after[a], y.after[a]);
+  const float sum = group_sum<S>(sums, at, after);
+  if (!needs_top) return {0.0f, sum};
+  float top = largest<X>(y.words);
+#pragma unroll
+  for (int a = 0; a < S::AFTER; ++a) top = maximum(top, y.after[a]);
+  return {lanes_fold<S::GROUP, Maximum>(top), sum};
 }
 
-template <typename X, typename Backward, int GROUP, bool WHOLE, bool STREAM, int VECTORS>
-__device__ __forceinline__ void emit_gradient(const uint4 (&dy)[VECTORS], const uint4 (&y)[VECTORS],
+template <bool STREAM, typename Backward, typename S, typename X>
+__device__ __forceinline__ void emit_gradient(const S& dy, const S& y, const typename S::At& at,
                                               const Backward& backward, X* dx_row, int64_t first,
-                                              int64_t last, uint32_t zero) {
-  constexpr int N = Vector<X>::N;
-  write_share<GROUP, WHOLE, STREAM, VECTORS>(dx_row, first, last, [&](int v) {
-    float g[N], o[N];
-    unpack<X>(sizeof(X) == 4 ? dy[v] : as_it_came(dy[v], zero), g);
-    unpack<X>(sizeof(X) == 4 ? y[v] : as_it_came(y[v], zero), o);
+                                              uint32_t zero) {
+  constexpr int N = S::N;
+  auto values = [&](const uint4& dy_word, const uint4& y_word, float (&g)[N]) {
+    float o[N];
+    unpack<X>(sizeof(X) == 4 ? dy_word : as_it_came(dy_word, zero), g);
+    unpack<X>(sizeof(X) == 4 ? y_word : as_it_came(y_word, zero), o);
 #pragma unroll
     for (int i = 0; i < N; ++i) g[i] = backward(g[i], o[i]);
-    return pack<X>(g);
-  });
+  };
+  write_share<STREAM, S>(
+      at, dx_row + first * N - at.begin,
+      [&](int v, float (&g)[N]) { values(dy.words[v], y.words[v], g); },
+      [&](int v, float (&g)[N]) { values(pick(dy.words, v), pick(y.words, v), g); },
+      [&](int a) { return backward(dy.after[a], y.after[a]); });
 }

@@ -1,18 +1,63 @@
-// A thread's share of a row in registers, as 16-byte words: loaded and written at any alignment.
+// A group of lanes' share of a row in registers, loaded and written as aligned 16-byte words whatever
+// the row's alignment.
 //
-// A group of GROUP lanes owns vectors first, first + 1, .. of a row; vector v of lane l is number
-// k = v * GROUP + l of them, whatever the row's address, so an element's place in a sum follows from
-// its column alone. A misaligned row moves in aligned 16-byte words, each shifted together from two
-// neighbours'; nothing is ever read outside the matrix.
+// The group owns N * WORDS consecutive elements. Word k of lane l is number k = v * GROUP + l of the
+// words that hold them; element e is number `begin` + e of these words' elements. In a row that starts
+// on a 16-byte boundary `begin` is 0. In any other the first word also holds the end of the share
+// before, which is masked, and this share ends `begin` elements past its last word: those come one by
+// one, a lane each. Sums are taken by an element's number in the share (group_sum), so their bits never
+// depend on an address. Nothing is ever read outside the matrix.
 #pragma once
 #include "words.cuh"
 
-// ---- which part of a row a group holds
-
 template <typename T>
-__device__ __forceinline__ uint32_t phase_of(const T* row) {
-  return uint32_t(reinterpret_cast<uint64_t>(row) % VECTOR_BYTES);
+__device__ __forceinline__ int position_of(const T* row) {  // in its 16-byte word, in elements
+  return int(reinterpret_cast<uint64_t>(row) % VECTOR_BYTES / sizeof(T));
 }
+
+// Where shares of a row begin in their words: as the row written wants it, so that writing needs no
+// shifting; nor does reading then, unless the two rows lie differently.
+template <bool WHOLE, typename Emit, typename X, typename Y>
+__device__ __forceinline__ int begin_for(const X* x_row, const Y* y_row) {
+  if (WHOLE) return 0;
+  if (!Emit::WRITES_ROW) return position_of(x_row);
+  const int of_x = position_of(x_row), of_y = position_of(y_row);
+  return of_x % Vector<Y>::N == of_y ? of_x : of_y;
+}
+
+// Which elements of a row a group holds, and how they lie in its words: numbers [begin, end).
+template <typename T, int VECTORS, int GROUP, bool WHOLE>
+struct Held {
+  static constexpr int N = Vector<T>::N, WORDS = VECTORS * GROUP, CAPACITY = WORDS * N;
+  int begin, end;
+  __device__ Held(int64_t first, int64_t last, int begin_) : begin(WHOLE ? 0 : begin_) {
+    const int64_t left = last - first * N;
+    end = begin + (left <= 0 ? 0 : left < CAPACITY ? int(left) : CAPACITY);
+  }
+  __device__ int count() const { return end - begin; }
+  __device__ bool is_interior() const { return count() == CAPACITY; }
+  __device__ int past_words() const { return WHOLE || end < CAPACITY ? 0 : end - CAPACITY; }
+  // The elements of word k are [from(k), to(k)) of it; all N of them where it is full.
+  __device__ int from(int k) const { return k == 0 ? begin : 0; }
+  __device__ int to(int k) const { return end - k * N < N ? end - k * N : N; }
+  __device__ bool is_full(int k) const { return (k + 1) * N <= end && (WHOLE || k > 0 || !begin); }
+  __device__ int in_word(int k) const { return to(k) > from(k) ? to(k) - from(k) : 0; }
+};
+
+// `words` as they lie in memory. `after`: what lies past them, element j of it in lane j % GROUP.
+template <typename T, int VECTORS, int GROUP_, bool WHOLE_>
+struct Share {
+  using Element = T;
+  using At = Held<T, VECTORS, GROUP_, WHOLE_>;
+  static constexpr int GROUP = GROUP_, N = At::N, COUNT = VECTORS;
+  static constexpr bool WHOLE = WHOLE_;
+  static constexpr int AFTER = WHOLE ? 0 : (N - 2) / GROUP + 1;  // elements a lane
+  static constexpr int KEPT = AFTER ? AFTER : 1;
+  uint4 words[VECTORS];
+  float after[KEPT];
+  __device__ static int lane() { return lane_id() % GROUP; }
+  __device__ static At of(int64_t first, int64_t last, int begin) { return {first, last, begin}; }
+};
 
 // A matrix's bytes, which may be read as words though they lie between rows.
 struct Span {
@@ -23,253 +68,151 @@ struct Span {
         end(reinterpret_cast<uint64_t>(x + (rows - 1) * row_stride + cols)) {}
 };
 
-// Vectors [0, full) are in the row, and `tail` elements of vector `full`. HELD: how many a group has.
-template <int HELD, int N>
-struct Extent {
-  int full, tail;
-  __device__ Extent(int64_t first, int64_t last) {
-    const int64_t left = last - first * N;
-    full = left <= 0 ? 0 : left / N < HELD ? int(left / N) : HELD;
-    tail = left <= 0 || full == HELD ? 0 : int(left - int64_t(full) * N);
-  }
-};
-
-// Words [from, to) of a row's share may be read, counted from the word where vector 0 begins.
-template <int HELD>
-struct Readable {
-  uint32_t phase;
+// Where a share comes from. Element e is number offset + e of `words`, of which [from, to) may be read;
+// offset - begin, `shift`, is 0 unless the row lies otherwise than the one that is written.
+template <typename At, typename T>
+struct Source {
+  static constexpr int N = Vector<T>::N;
+  const T* share;  // the first element
   const uint4* words;
-  int from, to;
-  template <typename T>
-  __device__ Readable(const T* row, Span span, int64_t first, int64_t last) : phase(phase_of(row)) {
-    const uint64_t zero = reinterpret_cast<uint64_t>(row) - phase;
-    words = reinterpret_cast<const uint4*>(zero) + first;
-    const int64_t in_row = (last * int64_t(sizeof(T)) + phase + VECTOR_BYTES - 1) / VECTOR_BYTES;
-    const int64_t in_span = int64_t(span.end - zero) / VECTOR_BYTES;
-    const int64_t stop = (in_row < in_span ? in_row : in_span) - first;
-    from = first == 0 && zero < span.begin ? 1 : 0;
-    to = stop < 0 ? 0 : stop < HELD + 1 ? int(stop) : HELD + 1;
+  int offset, shift, from, to;
+  __device__ Source(const T* row, Span span, int64_t first, const At& at) : share(row + first * N) {
+    offset = position_of(row);
+    if (offset < at.begin) offset += N;
+    shift = offset - at.begin;
+    words = reinterpret_cast<const uint4*>(share - offset);
+    const int64_t before = int64_t(span.begin) - int64_t(reinterpret_cast<uint64_t>(words));
+    const int64_t past = int64_t(span.end) - int64_t(reinterpret_cast<uint64_t>(words));
+    const int needed = at.count() ? (at.count() + offset + N - 1) / N : 0;
+    from = before > 0 ? int((before + VECTOR_BYTES - 1) / VECTOR_BYTES) : 0;
+    to = past < int64_t(needed) * VECTOR_BYTES ? int(past / VECTOR_BYTES) : needed;
   }
 };
 
 // ---- loading
 
-template <typename T>
-__device__ __forceinline__ uint4 vector_of(float value) {
-  float x[Vector<T>::N];
+// What words did not give, at the ends of a matrix; and `fill` behind the row's end.
+template <typename S, typename From>
+__device__ __forceinline__ void mend_ends(S& share, const typename S::At& at, const From& source,
+                                          float fill) {
+  using T = typename S::Element;
+  constexpr int N = S::N, GROUP = S::GROUP;
+  const int lane = S::lane(), last = at.end / N, beyond = source.shift ? 1 : 0;
+  const uint4 pad = vector_of<T>(fill);
+#pragma unroll 1
+  for (int edge = 0; edge < 3; ++edge) {
+    const int k = edge == 0 ? 0 : last - 2 + edge;
+    const bool is_given = k >= source.from && k + beyond < source.to;
+    if (k < 0 || k >= S::At::WORDS || k % GROUP != lane || !at.in_word(k) || is_given) continue;
+    const uint4 word = load_elements(source.share + k * N - at.begin, at.from(k), at.to(k), fill);
 #pragma unroll
-  for (int i = 0; i < Vector<T>::N; ++i) x[i] = value;
-  return pack<T>(x);
-}
-
-// The first `count` elements of `v`, then `fill`.
-template <typename T>
-__device__ __forceinline__ uint4 cut(const uint4& v, int count, float fill) {
-  float x[Vector<T>::N];
-  unpack<T>(v, x);
+    for (int v = 0; v < S::COUNT; ++v)
+      share.words[v] = select(v == k / GROUP, word, share.words[v]);
+  }
 #pragma unroll
-  for (int i = 0; i < Vector<T>::N; ++i) x[i] = i < count ? x[i] : fill;
-  return pack<T>(x);
-}
-
-template <typename T>
-__device__ __forceinline__ uint4 load_elements(const T* x, int count, float fill) {
-  float values[Vector<T>::N];
-#pragma unroll
-  for (int i = 0; i < Vector<T>::N; ++i) values[i] = i < count ? widen(x[i]) : fill;
-  return pack<T>(values);
-}
-
-// share: words of one alignment become vectors of another. `after`: the word after the last.
-template <int W, bool HALVES, int GROUP, int VECTORS>
-__device__ __forceinline__ void realign_by(uint4 (&share)[VECTORS], const uint4& after,
-                                           uint32_t bits) {
-  const int lane = lane_id() % GROUP, next_lane = lane_id() - lane + (lane + 1) % GROUP;
-#pragma unroll
-  for (int v = 0; v < VECTORS; ++v) {
-    const uint4& wrapped = v + 1 < VECTORS ? share[v + 1 < VECTORS ? v + 1 : v] : after;
-    const uint4 next = words_from<0, W + (HALVES ? 1 : 0)>(lane == 0, wrapped, share[v], next_lane);
-    share[v] = shifted_by<W, HALVES>(share[v], next, bits);
+  for (int v = 0; v < S::COUNT; ++v) {
+    const int k = v * GROUP + lane;
+    if (k == last) share.words[v] = cut<T>(share.words[v], 0, at.to(k), pad);
+    if (k > last) share.words[v] = pad;
   }
 }
 
-template <bool HALVES, int GROUP, int VECTORS>
-__device__ __forceinline__ void realign(uint4 (&share)[VECTORS], const uint4& after,
-                                        uint32_t phase) {
-  if constexpr (GROUP == WARP) {  // one phase a warp: one of four ways
-    const uint32_t bits = (phase & 3) * 8;
-    switch (phase >> 2) {
-      case 0:
-        return realign_by<0, HALVES, GROUP>(share, after, bits);
-      case 1:
-        return realign_by<1, HALVES, GROUP>(share, after, bits);
-      case 2:
-        return realign_by<2, HALVES, GROUP>(share, after, bits);
-      default:
-        return realign_by<3, HALVES, GROUP>(share, after, bits);
-    }
-  } else {
-    const int lane = lane_id() % GROUP, next_lane = lane_id() - lane + (lane + 1) % GROUP;
-#pragma unroll
-    for (int v = 0; v < VECTORS; ++v) {
-      const uint4& wrapped = v + 1 < VECTORS ? share[v + 1 < VECTORS ? v + 1 : v] : after;
-      const uint4 next = words_from<0, 4>(lane == 0, wrapped, share[v], next_lane);
-      share[v] = shifted<HALVES>(share[v], next, phase);
-    }
-  }
-}
-
-// The share of a row, from wherever `word(k)` finds the row's words. All lanes of a warp call this
-// together. WHOLE: rows begin on 16-byte boundaries and hold whole vectors.
-template <int GROUP, bool WHOLE, typename T, int VECTORS, typename Word>
-__device__ __forceinline__ void load_share(const T* row, int64_t first, int64_t last, float fill,
-                                           const Readable<VECTORS * GROUP>& readable, Word word,
-                                           uint4 (&share)[VECTORS]) {
-  constexpr int N = Vector<T>::N, HELD = VECTORS * GROUP;
-  const Extent<HELD, N> extent(first, last);
-  const int lane = lane_id() % GROUP;
+// A share, from wherever `word(k)` finds the source's words and `past(j)` the elements past the share's
+// last word. SHIFTS: `word` shifts by itself where the source wants it. All lanes of a warp call this
+// together.
+template <bool SHIFTS, typename S, typename From, typename Word, typename Past>
+__device__ __forceinline__ void load_share(S& share, const typename S::At& at, const From& source,
+                                           float fill, Word word, Past past) {
+  using T = typename S::Element;
+  constexpr int GROUP = S::GROUP, WORDS = S::At::WORDS;
+  const int lane = S::lane();
   const uint4 pad = vector_of<T>(fill);
 #pragma unroll
-  for (int v = 0; v < VECTORS; ++v) {
-    const int k = v * GROUP + lane;
-    host::count_reads(k < extent.full ? N : k == extent.full ? extent.tail : 0);
-  }
-  if constexpr (WHOLE) {
-    if (extent.full == HELD) {
+  for (int v = 0; v < S::COUNT; ++v) host::count_reads(at.in_word(v * GROUP + lane));
+  if constexpr (S::WHOLE) {
+    if (at.is_interior()) {
 #pragma unroll
-      for (int v = 0; v < VECTORS; ++v) share[v] = word(v * GROUP + lane);
+      for (int v = 0; v < S::COUNT; ++v) share.words[v] = word(v * GROUP + lane);
     } else {
 #pragma unroll
-      for (int v = 0; v < VECTORS; ++v)
-        share[v] = v * GROUP + lane < extent.full ? word(v * GROUP + lane) : pad;
+      for (int v = 0; v < S::COUNT; ++v)
+        share.words[v] = at.is_full(v * GROUP + lane) ? word(v * GROUP + lane) : pad;
     }
   } else {
-    const uint32_t phase = readable.phase;
-    const int beyond = phase ? 1 : 0;  // the last vector ends in the word after it
-    uint4 after = pad;
-    const bool interior = extent.full == HELD && readable.from == 0 && readable.to >= HELD + beyond;
-    if (interior) {
+    const int beyond = source.shift ? 1 : 0;  // a word ends in the source's next
+    const bool is_given = at.is_interior() && source.from == 0 && source.to >= WORDS + beyond;
+    uint4 next = pad;
+    if (is_given) {
 #pragma unroll
-      for (int v = 0; v < VECTORS; ++v) share[v] = word(v * GROUP + lane);
-      if (phase) after = word(HELD);
+      for (int v = 0; v < S::COUNT; ++v) share.words[v] = word(v * GROUP + lane);
+      if (!SHIFTS && beyond) next = word(WORDS);
     } else {
 #pragma unroll
-      for (int v = 0; v < VECTORS; ++v) {
+      for (int v = 0; v < S::COUNT; ++v) {
         const int k = v * GROUP + lane;
-        share[v] = k >= readable.from && k < readable.to ? word(k) : pad;
+        share.words[v] = k >= source.from && k < source.to ? word(k) : pad;
       }
-      if (HELD < readable.to) after = word(HELD);
+      if (!SHIFTS && beyond && WORDS < source.to) next = word(WORDS);
     }
-    if (GROUP < WARP || phase) realign<sizeof(T) == 2, GROUP>(share, after, phase);
-    if (!interior) {
-      // The row's end, and what words did not give: the matrix's first and last vectors.
-      auto is_given = [&](int k) { return k >= readable.from && k + beyond < readable.to; };
 #pragma unroll
-      for (int v = 0; v < VECTORS; ++v) {
-        const int k = v * GROUP + lane;
-        if (k == extent.full) share[v] = cut<T>(share[v], extent.tail, fill);
-        if (k > extent.full) share[v] = pad;
-      }
-#pragma unroll 1
-      for (int edge = 0; edge < 3; ++edge) {
-        const int k = edge == 0 ? 0 : extent.full - 2 + edge;
-        const int count = k < extent.full ? N : extent.tail;
-        if (k < 0 || k >= HELD || k % GROUP != lane || count == 0 || is_given(k)) continue;
-        const uint4 value = load_elements(row + (first + k) * N, count, fill);
-#pragma unroll
-        for (int v = 0; v < VECTORS; ++v) share[v] = select(v == k / GROUP, value, share[v]);
-      }
+    for (int a = 0; a < S::AFTER; ++a) {
+      const int j = a * GROUP + lane;
+      share.after[a] = j < at.past_words() ? past(j) : fill;
+      host::count_reads(j < at.past_words() ? 1 : 0);
     }
+    if (!SHIFTS && (GROUP == WARP ? source.shift != 0 : warp_any(source.shift != 0)))
+      realign<sizeof(T) == 2, GROUP>(share.words, next, uint32_t(source.shift * sizeof(T)));
+    if (!is_given) mend_ends(share, at, source, fill);
+    if (lane == 0 && at.begin) share.words[0] = cut<T>(share.words[0], at.begin, S::N, pad);
   }
 }
 
 // The same from global memory.
-template <int GROUP, bool WHOLE, bool STREAM, typename T, int VECTORS>
-__device__ __forceinline__ void load_global(const T* row, Span span, int64_t first, int64_t last,
-                                            float fill, uint4 (&share)[VECTORS]) {
-  const Readable<VECTORS * GROUP> readable(row, span, first, last);
-  load_share<GROUP, WHOLE>(
-      row, first, last, fill, readable, [&](int k) { return fetch16<STREAM>(readable.words + k); },
-      share);
+template <bool STREAM, typename S, typename T>
+__device__ __forceinline__ void load_global(S& share, const typename S::At& at, const T* row,
+                                            Span span, int64_t first, float fill) {
+  const Source<typename S::At, T> source(row, span, first, at);
+  load_share<false>(
+      share, at, source, fill, [&](int k) { return fetch16<STREAM>(source.words + k); },
+      [&](int j) { return widen(source.share[S::At::CAPACITY - at.begin + j]); });
 }
 
 // ---- writing
 
-template <typename T>
-__device__ __forceinline__ void store_elements(T* y, const uint4& v, int from, int to) {
-  float x[Vector<T>::N];
-  unpack<T>(v, x);
+// y: where the share's words go, word 0 first. `values(v, x)` gives what shall stand for word v,
+// `picked(v, x)` the same for a v that only the run knows, `past(a)` what shall stand for after[a].
+template <bool STREAM, typename S, typename Y, typename Values, typename Picked, typename Past>
+__device__ __forceinline__ void write_share(const typename S::At& at, Y* y, Values values,
+                                            Picked picked, Past past) {
+  constexpr int N = S::N, GROUP = S::GROUP, M = Vector<Y>::N;
+  const int lane = S::lane(), last = at.end / N;
+  if constexpr (!S::WHOLE) {  // words that hold others' elements too: the first, the row's last
+#pragma unroll 1
+    for (int k = 0; k <= last; k += last ? last : 1) {
+      if (k >= S::At::WORDS || k % GROUP != lane || at.is_full(k) || !at.in_word(k)) continue;
+      float x[N];
+      picked(k / GROUP, x);
 #pragma unroll
-  for (int i = 0; i < Vector<T>::N; ++i)
-    if (i >= from && i < to) y[i] = narrow<T>(x[i]);
-}
-
-// The aligned word where vector `mine` begins: the end of the vector before, the start of its own.
-// `turn_before`: what this lane had in the turn before.
-template <bool HALVES, int GROUP>
-__device__ __forceinline__ uint4 word_to_write(const uint4& turn_before, const uint4& mine,
-                                               uint32_t phase) {
-  const int lane = lane_id() % GROUP, lane_before = lane_id() - lane + (lane + GROUP - 1) % GROUP;
-  const bool wraps = lane == GROUP - 1;
-  const uint32_t bytes = VECTOR_BYTES - phase, bits = (bytes & 3) * 8;
-  if constexpr (GROUP == WARP) {
-    switch (bytes >> 2) {
-      case 0:
-        return shifted_by<0, HALVES>(words_from<0, 4>(wraps, turn_before, mine, lane_before), mine,
-                                     bits);
-      case 1:
-        return shifted_by<1, HALVES>(words_from<1, 4>(wraps, turn_before, mine, lane_before), mine,
-                                     bits);
-      case 2:
-        return shifted_by<2, HALVES>(words_from<2, 4>(wraps, turn_before, mine, lane_before), mine,
-                                     bits);
-      default:
-        return shifted_by<3, HALVES>(words_from<3, 4>(wraps, turn_before, mine, lane_before), mine,
-                                     bits);
+      for (int i = 0; i < N; ++i)
+        if (i >= at.from(k) && i < at.to(k)) y[k * N + i] = narrow<Y>(x[i]);
     }
-  } else {
-    const uint4 before = words_from<0, 4>(wraps, turn_before, mine, lane_before);
-    return phase ? shifted<HALVES>(before, mine, bytes) : mine;
-  }
-}
-
-// Vector k of the share is what `value(v)` gives, packed. All lanes of a warp call this together.
-template <int GROUP, bool WHOLE, bool STREAM, int VECTORS, typename T, typename Value>
-__device__ __forceinline__ void write_share(T* row, int64_t first, int64_t last, Value value) {
-  constexpr int N = Vector<T>::N, HELD = VECTORS * GROUP;
-  const Extent<HELD, N> extent(first, last);
-  const int lane = lane_id() % GROUP;
-  T* y = row + first * N;
-  const uint32_t phase = WHOLE ? 0 : phase_of(row);
-  uint4* words = reinterpret_cast<uint4*>(reinterpret_cast<char*>(y) - phase) + lane;
-  const int head = int(VECTOR_BYTES - phase) / int(sizeof(T));  // elements of a vector in its word
-  const bool interior = extent.full == HELD;
-  uint4 mine = {}, last_full = {}, partial = {};
 #pragma unroll
-  for (int v = 0; v < VECTORS; ++v) {
+    for (int a = 0; a < S::AFTER; ++a) {
+      const int j = a * GROUP + lane;
+      if (j < at.past_words()) y[S::At::CAPACITY + j] = narrow<Y>(past(a));
+      host::count_writes(j < at.past_words() ? 1 : 0);
+    }
+  }
+#pragma unroll
+  for (int v = 0; v < S::COUNT; ++v) {
     const int k = v * GROUP + lane;
-    const uint4 turn_before = mine;
-    mine = value(v);
-    host::count_writes(k < extent.full ? N : k == extent.full ? extent.tail : 0);
-    if constexpr (WHOLE) {
-      if (k < extent.full) put16<STREAM>(words + v * GROUP, mine);
-    } else {
-      uint4 word = mine;
-      if (GROUP < WARP || phase)
-        word = word_to_write<sizeof(T) == 2, GROUP>(turn_before, mine, phase);
-      const bool is_shared = phase && k == 0;  // its word also holds what another group writes
-      if (k < extent.full && !is_shared) put16<STREAM>(words + v * GROUP, word);
-      if (v == 0 && is_shared && extent.full > 0) store_elements(y, mine, 0, head);
-      if (!interior) {
-        last_full = select(k == extent.full - 1, mine, last_full);
-        partial = select(k == extent.full, mine, partial);
-      }
-    }
-  }
-  if constexpr (!WHOLE) {
-    if (phase && extent.full > 0 && (extent.full - 1) % GROUP == lane)
-      store_elements(y + (extent.full - 1) * N, interior ? mine : last_full, head, N);
-    if (extent.tail && extent.full % GROUP == lane)
-      store_elements(y + extent.full * N, partial, 0, extent.tail);
+    float x[N];
+    values(v, x);
+    host::count_writes(at.in_word(k));
+    if (!at.is_full(k)) continue;
+#pragma unroll
+    for (int part = 0; part < N / M; ++part)
+      put16<STREAM>(y + k * N + part * M,
+                    pack<Y>(*reinterpret_cast<const float (*)[M]>(x + part * M)));
   }
 }

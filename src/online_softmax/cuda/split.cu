@@ -29,10 +29,11 @@ __global__ void __launch_bounds__(512)
                int64_t rows, int64_t cols, int64_t x_row_stride, float scale, int64_t parts) {
   allow_next_kernel();  // it waits before it reads states
   const Part<VECTORS> at(parts);
-  uint4 share[VECTORS];
-  load_global<WARP, WHOLE, false>(x + at.row * x_row_stride, Span(x, rows, cols, x_row_stride),
-                                  at.first, cols, -infinity(), share);
-  const State s = block_merge_of_warps(fold_share<X, WARP, false>(share, scale).s);
+  const X* x_row = x + at.row * x_row_stride;
+  Share<X, VECTORS, WARP, WHOLE> share;
+  const auto held = share.of(at.first, cols, WHOLE ? 0 : position_of(x_row));
+  load_global<false>(share, held, x_row, Span(x, rows, cols, x_row_stride), at.first, -infinity());
+  const State s = block_merge_of_warps(fold_share<false>(share, held, scale).s);
   if (threadIdx.x == 0) states[blockIdx.x] = s;
 }
 
@@ -45,15 +46,16 @@ __global__ void __launch_bounds__(512)
                int64_t parts) {
   wait_for_previous_kernel();  // states: written by split_fold, read below
   const Part<VECTORS> at(parts);
-  uint4 share[VECTORS];
-  load_global<WARP, WHOLE, true>(x + at.row * x_row_stride, Span(x, rows, cols, x_row_stride),
-                                 at.first, cols, -infinity(), share);
+  const X* x_row = x + at.row * x_row_stride;
+  Y* y_row = y + at.row * cols;
+  Share<X, VECTORS, WARP, WHOLE> share;
+  const auto held = share.of(at.first, cols, begin_for<WHOLE, Emit>(x_row, y_row));
+  load_global<true>(share, held, x_row, Span(x, rows, cols, x_row_stride), at.first, -infinity());
   const State s = merged(states + at.row * parts, parts);
-  const Folded folded = fold_share<X, WARP, Emit::FROM_TERM>(share, scale);
+  const Folded folded = fold_share<Emit::FROM_TERM>(share, held, scale);
   const float unit = is_finite(s.m) ? weight(folded.s.m, s.m) * folded.shift.back() : 0.0f;
   const Emit emit(s, unit, scale, zero_empty != 0);
-  emit_share<X, Emit, WARP, WHOLE, true>(share, folded.shift, emit, y + at.row * cols, at.first,
-                                         cols, hidden_zero(rows, s));
+  emit_share<true>(share, held, folded.shift, emit, y_row, at.first, hidden_zero(rows, s));
 }
 
 // A warp a row.
@@ -79,12 +81,13 @@ __global__ void __launch_bounds__(512)
                         int64_t parts) {
   allow_next_kernel();  // it waits before it reads states
   const Part<VECTORS> at(parts);
-  uint4 dy_share[VECTORS], y_share[VECTORS];
-  load_global<WARP, WHOLE, false>(dy + at.row * dy_row_stride, Span(dy, rows, cols, dy_row_stride),
-                                  at.first, cols, 0.0f, dy_share);
-  load_global<WARP, WHOLE, false>(y + at.row * cols, Span(y, rows, cols, cols), at.first, cols,
-                                  Backward::y_past_the_end(), y_share);
-  const State s = fold_gradient<X, Backward, WARP>(dy_share, y_share, zero_empty != 0);
+  Share<X, VECTORS, WARP, WHOLE> dy_share, y_share;
+  const auto held = y_share.of(at.first, cols, WHOLE ? 0 : position_of(y + at.row * cols));
+  load_global<false>(dy_share, held, dy + at.row * dy_row_stride,
+                     Span(dy, rows, cols, dy_row_stride), at.first, 0.0f);
+  load_global<false>(y_share, held, y + at.row * cols, Span(y, rows, cols, cols), at.first,
+                     Backward::y_past_the_end());
+  const State s = fold_gradient<Backward>(dy_share, y_share, held, zero_empty != 0);
   const float top = block_fold_of_warps<Maximum>(s.m), sum = block_fold_of_warps<Sum>(s.d);
   if (threadIdx.x == 0) states[blockIdx.x] = {top, sum};
 }
@@ -99,16 +102,17 @@ __global__ void __launch_bounds__(512)
                         int64_t zero_empty, int64_t parts) {
   wait_for_previous_kernel();  // states: written by split_fold_backward, read below
   const Part<VECTORS> at(parts);
-  uint4 dy_share[VECTORS], y_share[VECTORS];
-  load_global<WARP, WHOLE, true>(dy + at.row * dy_row_stride, Span(dy, rows, cols, dy_row_stride),
-                                 at.first, cols, 0.0f, dy_share);
-  load_global<WARP, WHOLE, true>(y + at.row * cols, Span(y, rows, cols, cols), at.first, cols,
-                                 Backward::y_past_the_end(), y_share);
+  X* dx_row = dx + at.row * cols;
+  Share<X, VECTORS, WARP, WHOLE> dy_share, y_share;
+  const auto held = y_share.of(at.first, cols, WHOLE ? 0 : position_of(dx_row));
+  load_global<true>(dy_share, held, dy + at.row * dy_row_stride,
+                     Span(dy, rows, cols, dy_row_stride), at.first, 0.0f);
+  load_global<true>(y_share, held, y + at.row * cols, Span(y, rows, cols, cols), at.first,
+                     Backward::y_past_the_end());
   State s = {-infinity(), 0.0f};
   for (int64_t i = threadIdx.x; i < parts; i += blockDim.x)
     s = {maximum(s.m, states[at.row * parts + i].m), s.d + states[at.row * parts + i].d};
   s = {block_fold<Maximum>(s.m), block_fold<Sum>(s.d)};
   const Backward backward(s.d, s.m, scale, zero_empty != 0);
-  emit_gradient<X, Backward, WARP, WHOLE, true>(dy_share, y_share, backward, dx + at.row * cols,
-                                                at.first, cols, hidden_zero(rows, s));
+  emit_gradient<true>(dy_share, y_share, held, backward, dx_row, at.first, hidden_zero(rows, s));
 }

@@ -36,6 +36,19 @@ __device__ __forceinline__ void put16(void* address, uint4 words) {
   store16(address, words);
 }
 
+// 16 bytes that begin at any element.
+__device__ __forceinline__ uint4 gather16(const float* x) {
+  return {float_to_bits(x[0]), float_to_bits(x[1]), float_to_bits(x[2]), float_to_bits(x[3])};
+}
+
+template <typename T>
+__device__ __forceinline__ uint4 gather16(const T* x) {
+  uint32_t word[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) word[i] = x[2 * i].bits | uint32_t(x[2 * i + 1].bits) << 16;
+  return {word[0], word[1], word[2], word[3]};
+}
+
 // a ^ b, which the compiler does not simplify.
 __device__ __forceinline__ uint32_t unseen_xor(uint32_t a, uint32_t b) {
 #ifdef ONLINE_SOFTMAX_HOST
@@ -108,4 +121,90 @@ __device__ __forceinline__ uint4 words_from(bool first, const uint4& a, const ui
 
 __device__ __forceinline__ uint4 select(bool first, const uint4& a, const uint4& b) {
   return {first ? a.x : b.x, first ? a.y : b.y, first ? a.z : b.z, first ? a.w : b.w};
+}
+
+// words[v] for a v that only the run knows.
+template <int VECTORS>
+__device__ __forceinline__ uint4 pick(const uint4 (&words)[VECTORS], int v) {
+  uint4 word = words[0];
+#pragma unroll
+  for (int i = 1; i < VECTORS; ++i) word = select(i == v, words[i], word);
+  return word;
+}
+
+// ---- words out of elements
+
+template <typename T>
+__device__ __forceinline__ uint4 vector_of(float value) {
+  float x[Vector<T>::N];
+#pragma unroll
+  for (int i = 0; i < Vector<T>::N; ++i) x[i] = value;
+  return pack<T>(x);
+}
+
+// Elements [from, to) of a word, `fill` around them.
+template <typename T>
+__device__ __forceinline__ uint4 cut(const uint4& word, int from, int to, const uint4& fill) {
+  const uint32_t in[4] = {word.x, word.y, word.z, word.w}, pad = fill.x;
+  uint32_t out[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if constexpr (sizeof(T) == 4) {
+      out[i] = i >= from && i < to ? in[i] : pad;
+    } else {
+      const uint32_t low = 2 * i >= from && 2 * i < to ? 0xffffu : 0u;
+      const uint32_t mask = low | (2 * i + 1 >= from && 2 * i + 1 < to ? 0xffff0000u : 0u);
+      out[i] = (in[i] & mask) | (pad & ~mask);
+    }
+  }
+  return {out[0], out[1], out[2], out[3]};
+}
+
+template <typename T>
+__device__ __forceinline__ uint4 load_elements(const T* x, int from, int to, float fill) {
+  float values[Vector<T>::N];
+#pragma unroll
+  for (int i = 0; i < Vector<T>::N; ++i) values[i] = i >= from && i < to ? widen(x[i]) : fill;
+  return pack<T>(values);
+}
+
+// ---- a group's words, moved to another alignment
+
+// Words of one alignment become words of another, `bytes` further on. `next`: the word after the last.
+template <int W, bool HALVES, int GROUP, int VECTORS>
+__device__ __forceinline__ void realign_by(uint4 (&words)[VECTORS], const uint4& next,
+                                           uint32_t bits) {
+  const int lane = lane_id() % GROUP, next_lane = lane_id() - lane + (lane + 1) % GROUP;
+#pragma unroll
+  for (int v = 0; v < VECTORS; ++v) {
+    const uint4& wrapped = v + 1 < VECTORS ? words[v + 1 < VECTORS ? v + 1 : v] : next;
+    const uint4 high = words_from<0, W + (HALVES ? 1 : 0)>(lane == 0, wrapped, words[v], next_lane);
+    words[v] = shifted_by<W, HALVES>(words[v], high, bits);
+  }
+}
+
+template <bool HALVES, int GROUP, int VECTORS>
+__device__ __forceinline__ void realign(uint4 (&words)[VECTORS], const uint4& next,
+                                        uint32_t bytes) {
+  if constexpr (GROUP == WARP) {  // one shift a warp: one of four ways
+    const uint32_t bits = (bytes & 3) * 8;
+    switch (bytes >> 2) {
+      case 0:
+        return realign_by<0, HALVES, GROUP>(words, next, bits);
+      case 1:
+        return realign_by<1, HALVES, GROUP>(words, next, bits);
+      case 2:
+        return realign_by<2, HALVES, GROUP>(words, next, bits);
+      default:
+        return realign_by<3, HALVES, GROUP>(words, next, bits);
+    }
+  } else {
+    const int lane = lane_id() % GROUP, next_lane = lane_id() - lane + (lane + 1) % GROUP;
+#pragma unroll
+    for (int v = 0; v < VECTORS; ++v) {
+      const uint4& wrapped = v + 1 < VECTORS ? words[v + 1 < VECTORS ? v + 1 : v] : next;
+      const uint4 high = words_from<0, 4>(lane == 0, wrapped, words[v], next_lane);
+      words[v] = shifted<HALVES>(words[v], high, bytes);
+    }
+  }
 }
