@@ -15,9 +15,11 @@ struct Shift {
     lost = fused(raw, c, -product);
   }
   __device__ bool is_coarse() const { return !(lost > -1.0f && lost < 1.0f); }
-  __device__ float exponent(float x) const { return fused(x, c, -product); }
-  __device__ float exponent_if_coarse(float x) const { return (x - raw) * c; }
-  // What 2^exponent must be multiplied with to be exp(x scale - shift).
+  template <bool COARSE>
+  __device__ float term(float x) const {
+    return exponential2(COARSE ? (x - raw) * c : fused(x, c, -product));
+  }
+  // What a term must be multiplied with to be exp(x scale - shift).
   __device__ float back() const { return is_coarse() ? 1.0f : exponential2(-lost); }
 };
 
@@ -92,40 +94,41 @@ __device__ __forceinline__ float group_sum(float (&sums)[S::N], const typename S
   return lanes_fold<GROUP, Sum>(sums[0]);
 }
 
-// KEEP: floats are replaced by their terms, which saves the second exponential. (16-bit elements stay
-// as they came, two a register, and are raised again.)
-template <bool KEEP, typename S>
-__device__ __forceinline__ Folded fold_share(S& share, const typename S::At& at, float scale) {
+// Every element of a share raised to its term, and their sum. COARSE: see Shift. KEEP: floats are
+// replaced by their terms, which saves the second exponential. (16-bit elements stay as they came, two
+// a register, and are raised again.)
+template <bool KEEP, bool COARSE, typename S>
+__device__ __forceinline__ float raise_share(S& share, const typename S::At& at,
+                                             const Shift& shift) {
   using X = typename S::Element;
   constexpr int N = S::N;
   constexpr bool KEEPS = KEEP && sizeof(X) == 4;
-  float top = largest<X>(share.words);
+  float sums[N] = {}, after[S::KEPT];
+#pragma unroll
+  for (int v = 0; v < S::COUNT; ++v) {
+    float x[N];
+    unpack<X>(share.words[v], x);
+#pragma unroll
+    for (int i = 0; i < N; ++i) sums[i] += x[i] = shift.template term<COARSE>(x[i]);
+    if constexpr (KEEPS) share.words[v] = pack<X>(x);
+  }
+#pragma unroll
+  for (int a = 0; a < S::AFTER; ++a) {
+    after[a] = shift.template term<COARSE>(share.after[a]);
+    if constexpr (KEEPS) share.after[a] = after[a];
+  }
+  return group_sum<S>(sums, at, after);
+}
+
+template <bool KEEP, typename S>
+__device__ __forceinline__ Folded fold_share(S& share, const typename S::At& at, float scale) {
+  float top = largest<typename S::Element>(share.words);
 #pragma unroll
   for (int a = 0; a < S::AFTER; ++a) top = maximum(top, share.after[a]);
   top = lanes_fold<S::GROUP, Maximum>(top);
   const Shift shift(top, scale);
-  float sums[N] = {}, after[S::KEPT];
-  auto raise = [&](auto exponent) {
-#pragma unroll
-    for (int v = 0; v < S::COUNT; ++v) {
-      float x[N];
-      unpack<X>(share.words[v], x);
-#pragma unroll
-      for (int i = 0; i < N; ++i) sums[i] += x[i] = exponential2(exponent(x[i]));
-      if constexpr (KEEPS) share.words[v] = pack<X>(x);
-    }
-#pragma unroll
-    for (int a = 0; a < S::AFTER; ++a) after[a] = exponential2(exponent(share.after[a]));
-  };
-  if (shift.is_coarse())
-    raise([&](float x) { return shift.exponent_if_coarse(x); });
-  else
-    raise([&](float x) { return shift.exponent(x); });
-  const float sum = group_sum<S>(sums, at, after);
-  if constexpr (KEEPS) {
-#pragma unroll
-    for (int a = 0; a < S::AFTER; ++a) share.after[a] = after[a];
-  }
+  const float sum = shift.is_coarse() ? raise_share<KEEP, true>(share, at, shift)
+                                      : raise_share<KEEP, false>(share, at, shift);
   // top scale: with scale 0 an empty share would become NaN; callers bring normal numbers alone.
   return {{product(top, scale), sum * shift.back()}, shift};
 }
@@ -151,18 +154,17 @@ __device__ __forceinline__ void emit_share(const S& share, const typename S::At&
   constexpr int N = S::N;
   constexpr bool RAISE = Emit::FROM_TERM && sizeof(X) != 4;
   auto value = [&](float x) {
-    if constexpr (RAISE)
-      x = exponential2(shift.is_coarse() ? shift.exponent_if_coarse(x) : shift.exponent(x));
+    if (RAISE) x = shift.is_coarse() ? shift.template term<true>(x) : shift.template term<false>(x);
     return emit(x);
   };
   auto values = [&](const uint4& word, float (&x)[N]) {
     unpack<X>(sizeof(X) == 4 ? word : as_it_came(word, zero), x);
     if (RAISE && shift.is_coarse()) {
 #pragma unroll
-      for (int i = 0; i < N; ++i) x[i] = exponential2(shift.exponent_if_coarse(x[i]));
+      for (int i = 0; i < N; ++i) x[i] = shift.template term<true>(x[i]);
     } else if (RAISE) {
 #pragma unroll
-      for (int i = 0; i < N; ++i) x[i] = exponential2(shift.exponent(x[i]));
+      for (int i = 0; i < N; ++i) x[i] = shift.template term<false>(x[i]);
     }
 #pragma unroll
     for (int i = 0; i < N; ++i) x[i] = emit(x[i]);
