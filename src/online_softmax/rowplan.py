@@ -52,7 +52,7 @@ class Row:
 # and raises them twice, float32 keeps terms: hence two tables.
 _Cuts = tuple[tuple[int, int, int], ...]
 _FORWARD_16: _Cuts = (
-    (256, 4, 1), (512, 4, 1), (1024, 6, 1), (2048, 6, 2), (4096, 4, 8), (8192, 8, 8),
+    (256, 4, 1), (512, 4, 1), (1024, 6, 1), (2048, 6, 2), (4096, 8, 4), (8192, 8, 8),
     (16384, 8, 16), (32768, 8, 16), (65536, 16, 16),
 )  # fmt: skip
 _FORWARD_32: _Cuts = (
@@ -60,8 +60,8 @@ _FORWARD_32: _Cuts = (
     (32768, 16, 16), (65536, 16, 16), (131072, 16, 16),
 )  # fmt: skip
 _BACKWARD: _Cuts = (
-    (512, 2, 1), (1024, 2, 2), (2048, 2, 4), (4096, 4, 8), (8192, 4, 16), (16384, 4, 16),
-    (32768, 8, 16), (65536, 8, 16),
+    (256, 2, 1), (512, 4, 1), (1024, 6, 2), (2048, 6, 4), (4096, 4, 8), (8192, 4, 16),
+    (16384, 4, 16), (32768, 8, 16), (65536, 8, 16),
 )  # fmt: skip
 _LSE_16: _Cuts = ((1024, 4, 1), (2048, 8, 1), (4096, 16, 2))
 _LSE_32: _Cuts = ((2048, 4, 1), (4096, 6, 4), (8192, 8, 4), (16384, 16, 8))
@@ -86,6 +86,20 @@ def _block(row: int, vectors: int, cluster: int) -> int:
     return ceil_div(row, vectors * cluster * WARP) * WARP
 
 
+def _fit(row: int, most: int, vectors: int, cluster: int) -> tuple[int, int, int]:
+    """Vectors a lane, threads a block and blocks a row for `row` vectors, where up to `most` have
+    `vectors` and `cluster`: the fewest warps in all, none of them idle, then about as many a block.
+    """
+    warps, usual = ceil_div(row, vectors * WARP), _block(most, vectors, cluster) // WARP
+    choices = []
+    for a_block in range(1, min(2 * usual, MAX_ROW_BLOCK // WARP) + 1):
+        blocks = ceil_div(warps, a_block)
+        if blocks <= cluster:
+            choices.append((a_block * blocks, abs(a_block - usual), a_block, blocks))
+    in_all, _, a_block, blocks = min(choices)
+    return ceil_div(row, in_all * WARP), a_block * WARP, blocks
+
+
 def has_clusters(arch: str) -> bool:
     """Whether blocks of an architecture form clusters of up to 16."""
     return arch in CLUSTER_ARCHES
@@ -105,12 +119,13 @@ def numbers(op: str, cols: int, dtype: str, arch: str) -> Row:
     for most, vectors in _shared(op, item):
         if row <= most:
             lanes = min(next_power_of_two(ceil_div(row, vectors)), WARP)
+            vectors = ceil_div(row, lanes)
             who = f"{WARP // lanes} rows a warp" if lanes < WARP else "a warp a row"
             why = f"{who}, {vectors} vectors a lane"
             return Row("registers", vectors, lanes, GROUP_BLOCK, why=why)
     for most, vectors, cluster in _cuts(op, item, arch):
         if row <= most:
-            block = _block(row, vectors, cluster)
+            vectors, block, cluster = _fit(row, most, vectors, cluster)
             blocks = f"a cluster of {cluster} blocks" if cluster > 1 else "a block"
             why = f"{blocks} a row, {block} threads of {vectors} vectors: one read, one write"
             return Row("registers", vectors, 0, block, cluster, why=why)
@@ -211,7 +226,7 @@ def sweep(op: str, cols: int, dtype: str, arch: str) -> list[Row]:
         for cluster in blocks_a_row:
             block = _block(row, vectors, cluster)
             if block <= MAX_ROW_BLOCK and (cluster == 1 or block * vectors >= WARP * most):
-                found.append(Row("registers", vectors, 0, block, cluster))
+                found.append(Row("registers", *_shape_of(_fit(row, row, vectors, cluster))))
                 if clusters and vectors >= most // 2 and op != "logsumexp" and row >= 1024:
                     found.append(Row("landed", vectors, 0, block, cluster))
     found.append(split(row, ""))
@@ -220,6 +235,11 @@ def sweep(op: str, cols: int, dtype: str, arch: str) -> list[Row]:
         if all(_shape(each) != _shape(other) for other in kept):
             kept.append(each)
     return kept
+
+
+def _shape_of(fit: tuple[int, int, int]) -> tuple[int, int, int, int]:
+    vectors, block, cluster = fit
+    return vectors, 0, block, cluster
 
 
 def _shape(row: Row) -> tuple[str, int, int, int, int]:

@@ -55,80 +55,101 @@ __device__ __forceinline__ float largest(const uint4 (&share)[VECTORS]) {
   }
 }
 
-template <int STEP, int COUNT>
-__device__ __forceinline__ void move_down(float (&values)[COUNT], int by) {
+// ---- summing a share. sums[p] of lane l is the sum over v of what stands at position p of its words:
+// number l N + p in a ring of GROUP N sums. Numbers half the ring apart are added, then a quarter, and
+// so on: an order that turning the ring does not change. Hence the bits follow from the elements'
+// numbers in the share alone, wherever the share begins in its words.
+
+// Lanes APART and less: a pair of lanes shares its positions out while there are several.
+template <int APART, int COUNT, int N>
+__device__ __forceinline__ void add_lanes(float (&sums)[N]) {
+  if constexpr (APART > 0) {
+    constexpr int HALF = COUNT / 2;
+    if constexpr (COUNT == 1) {
+      sums[0] += __shfl_xor_sync(0xffffffffu, sums[0], APART);
+    } else {
+      const bool is_upper = lane_id() & APART;
 #pragma unroll
-  for (int p = 0; p + STEP < COUNT; ++p) values[p] = by & STEP ? values[p + STEP] : values[p];
+      for (int p = 0; p < HALF; ++p) {
+        const float kept = is_upper ? sums[p + HALF] : sums[p];
+        const float sent = is_upper ? sums[p] : sums[p + HALF];
+        sums[p] = kept + __shfl_xor_sync(0xffffffffu, sent, APART);
+      }
+    }
+    add_lanes<APART / 2, COUNT == 1 ? 1 : HALF>(sums);
+  }
 }
 
-// sums[p], of what stands at position p of a lane's words, becomes the group's sum in an order that
-// follows from the elements' numbers in the share alone.
+// Positions STEP and less apart, of which a lane holds HERE; pairs of lanes APART hold the others.
+template <int STEP, int HERE, int APART, int N>
+__device__ __forceinline__ void add_positions(float (&sums)[N]) {
+  if constexpr (STEP > 0) {
+#pragma unroll
+    for (int p = 0; p < (STEP < HERE ? STEP : HERE); ++p)
+      sums[p] += STEP < HERE ? sums[STEP < HERE ? p + STEP : p]
+                             : __shfl_xor_sync(0xffffffffu, sums[p], APART);
+    add_positions<STEP / 2, HERE, APART / 2>(sums);
+  }
+}
+
 template <typename S>
 __device__ __forceinline__ float group_sum(float (&sums)[S::N], const typename S::At& at,
                                            const float (&after)[S::KEPT]) {
-  constexpr int N = S::N, GROUP = S::GROUP;
-  if constexpr (!S::WHOLE) {
-    const int lane = S::lane(), group = lane_id() - lane, next = group + (lane + 1) % GROUP;
-    const bool is_moved = GROUP == WARP ? at.begin != 0 : warp_any(at.begin != 0);
-    if (is_moved) {
-      float moved[2 * N - 1];  // this lane's sums, then the next lane's
+  constexpr int N = S::N, GROUP = S::GROUP, HERE = N / GROUP > 1 ? N / GROUP : 1;
+  if (!S::WHOLE && (GROUP == WARP ? at.past_words() > 0 : warp_any(at.past_words() > 0))) {
+    const int lane = S::lane(), group = lane_id() - lane;
 #pragma unroll
-      for (int p = 0; p < N; ++p) moved[p] = sums[p];
-#pragma unroll
-      for (int p = 0; p + 1 < N; ++p) {
-        const float past = __shfl_sync(0xffffffffu, after[p / GROUP], group + p % GROUP);
-        const float mine = lane == 0 ? sums[p] + past : sums[p];
-        moved[N + p] = __shfl_sync(0xffffffffu, mine, next);
-      }
-      if constexpr (N > 4) move_down<4>(moved, at.begin);
-      move_down<2>(moved, at.begin);
-      move_down<1>(moved, at.begin);
-#pragma unroll
-      for (int p = 0; p < N; ++p) sums[p] = moved[p];
+    for (int p = 0; p + 1 < N; ++p) {  // what lies past the words stands where they would go on
+      const float past = __shfl_sync(0xffffffffu, after[p / GROUP], group + p % GROUP);
+      sums[p] += lane == 0 ? past : 0.0f;
     }
   }
-#pragma unroll
-  for (int step = N / 2; step > 0; step /= 2)
-#pragma unroll
-    for (int p = 0; p < step; ++p) sums[p] += sums[p + step];
-  return lanes_fold<GROUP, Sum>(sums[0]);
+  add_lanes<GROUP / 2, N>(sums);
+  add_positions<N / 2, HERE, GROUP / 2>(sums);
+  return sums[0];
 }
 
-// Every element of a share raised to its term, and their sum. COARSE: see Shift. KEEP: floats are
-// replaced by their terms, which saves the second exponential. (16-bit elements stay as they came, two
-// a register, and are raised again.)
-template <bool KEEP, bool COARSE, typename S>
-__device__ __forceinline__ float raise_share(S& share, const typename S::At& at,
-                                             const Shift& shift) {
+// Sums over a lane's words, by position; and the terms of what lies past them.
+template <typename S>
+struct Terms {
+  float sums[S::N] = {}, after[S::KEPT];
+};
+
+// Every element of a share raised. COARSE: see Shift. KEEPS: words are replaced by their terms, which
+// saves the second exponential. (16-bit elements stay as they came, two a register, and are raised
+// again.)
+template <bool COARSE, bool KEEPS, typename S>
+__device__ __forceinline__ void raise_share(S& share, const Shift& shift, Terms<S>& terms) {
   using X = typename S::Element;
-  constexpr int N = S::N;
-  constexpr bool KEEPS = KEEP && sizeof(X) == 4;
-  float sums[N] = {}, after[S::KEPT];
 #pragma unroll
   for (int v = 0; v < S::COUNT; ++v) {
-    float x[N];
+    float x[S::N];
     unpack<X>(share.words[v], x);
 #pragma unroll
-    for (int i = 0; i < N; ++i) sums[i] += x[i] = shift.template term<COARSE>(x[i]);
+    for (int i = 0; i < S::N; ++i) terms.sums[i] += x[i] = shift.template term<COARSE>(x[i]);
     if constexpr (KEEPS) share.words[v] = pack<X>(x);
   }
 #pragma unroll
-  for (int a = 0; a < S::AFTER; ++a) {
-    after[a] = shift.template term<COARSE>(share.after[a]);
-    if constexpr (KEEPS) share.after[a] = after[a];
-  }
-  return group_sum<S>(sums, at, after);
+  for (int a = 0; a < S::AFTER; ++a) terms.after[a] = shift.template term<COARSE>(share.after[a]);
 }
 
 template <bool KEEP, typename S>
 __device__ __forceinline__ Folded fold_share(S& share, const typename S::At& at, float scale) {
-  float top = largest<typename S::Element>(share.words);
+  using X = typename S::Element;
+  constexpr bool KEEPS = KEEP && sizeof(X) == 4;
+  float top = largest<X>(share.words);
 #pragma unroll
   for (int a = 0; a < S::AFTER; ++a) top = maximum(top, share.after[a]);
   top = lanes_fold<S::GROUP, Maximum>(top);
   const Shift shift(top, scale);
-  const float sum = shift.is_coarse() ? raise_share<KEEP, true>(share, at, shift)
-                                      : raise_share<KEEP, false>(share, at, shift);
+  Terms<S> terms;
+  if (shift.is_coarse())
+    raise_share<true, KEEPS>(share, shift, terms);
+  else
+    raise_share<false, KEEPS>(share, shift, terms);
+#pragma unroll
+  for (int a = 0; KEEPS && a < S::AFTER; ++a) share.after[a] = terms.after[a];
+  const float sum = group_sum<S>(terms.sums, at, terms.after);
   // top scale: with scale 0 an empty share would become NaN; callers bring normal numbers alone.
   return {{product(top, scale), sum * shift.back()}, shift};
 }
@@ -171,7 +192,6 @@ __device__ __forceinline__ void emit_share(const S& share, const typename S::At&
   };
   write_share<STREAM, S>(
       at, y_row + first * N - at.begin, [&](int v, float (&x)[N]) { values(share.words[v], x); },
-      [&](int v, float (&x)[N]) { values(pick(share.words, v), x); },
       [&](int a) { return value(share.after[a]); });
 }
 
@@ -182,18 +202,18 @@ __device__ __forceinline__ State fold_gradient(const S& dy, const S& y, const ty
                                                bool needs_top) {
   using X = typename S::Element;
   constexpr int N = S::N;
-  float sums[N] = {}, after[S::KEPT];
+  Terms<S> terms;
 #pragma unroll
   for (int v = 0; v < S::COUNT; ++v) {
     float g[N], o[N];
     unpack<X>(dy.words[v], g);
     unpack<X>(y.words[v], o);
 #pragma unroll
-    for (int i = 0; i < N; ++i) sums[i] += Backward::term(g[i], o[i]);
+    for (int i = 0; i < N; ++i) terms.sums[i] += Backward::term(g[i], o[i]);
   }
 #pragma unroll
-  for (int a = 0; a < S::AFTER; ++a) after[a] = Backward::term(dy.after[a], y.after[a]);
-  const float sum = group_sum<S>(sums, at, after);
+  for (int a = 0; a < S::AFTER; ++a) terms.after[a] = Backward::term(dy.after[a], y.after[a]);
+  const float sum = group_sum<S>(terms.sums, at, terms.after);
   if (!needs_top) return {0.0f, sum};
   float top = largest<X>(y.words);
 #pragma unroll
@@ -216,6 +236,5 @@ __device__ __forceinline__ void emit_gradient(const S& dy, const S& y, const typ
   write_share<STREAM, S>(
       at, dx_row + first * N - at.begin,
       [&](int v, float (&g)[N]) { values(dy.words[v], y.words[v], g); },
-      [&](int v, float (&g)[N]) { values(pick(dy.words, v), pick(y.words, v), g); },
       [&](int a) { return backward(dy.after[a], y.after[a]); });
 }

@@ -76,6 +76,7 @@ struct Source {
   const T* share;  // the first element
   const uint4* words;
   int offset, shift, from, to;
+  bool is_given;  // all that the share needs
   __device__ Source(const T* row, Span span, int64_t first, const At& at) : share(row + first * N) {
     offset = position_of(row);
     if (offset < at.begin) offset += N;
@@ -86,19 +87,18 @@ struct Source {
     const int needed = at.count() ? (at.count() + offset + N - 1) / N : 0;
     from = before > 0 ? int((before + VECTOR_BYTES - 1) / VECTOR_BYTES) : 0;
     to = past < int64_t(needed) * VECTOR_BYTES ? int(past / VECTOR_BYTES) : needed;
+    is_given = from == 0 && to == needed;
   }
 };
 
 // ---- loading
 
-// What words did not give, at the ends of a matrix; and `fill` behind the row's end.
+// What words did not give: elements at the ends of a matrix.
 template <typename S, typename From>
 __device__ __forceinline__ void mend_ends(S& share, const typename S::At& at, const From& source,
                                           float fill) {
-  using T = typename S::Element;
   constexpr int N = S::N, GROUP = S::GROUP;
   const int lane = S::lane(), last = at.end / N, beyond = source.shift ? 1 : 0;
-  const uint4 pad = vector_of<T>(fill);
 #pragma unroll 1
   for (int edge = 0; edge < 3; ++edge) {
     const int k = edge == 0 ? 0 : last - 2 + edge;
@@ -108,12 +108,6 @@ __device__ __forceinline__ void mend_ends(S& share, const typename S::At& at, co
 #pragma unroll
     for (int v = 0; v < S::COUNT; ++v)
       share.words[v] = select(v == k / GROUP, word, share.words[v]);
-  }
-#pragma unroll
-  for (int v = 0; v < S::COUNT; ++v) {
-    const int k = v * GROUP + lane;
-    if (k == last) share.words[v] = cut<T>(share.words[v], 0, at.to(k), pad);
-    if (k > last) share.words[v] = pad;
   }
 }
 
@@ -139,10 +133,10 @@ __device__ __forceinline__ void load_share(S& share, const typename S::At& at, c
         share.words[v] = at.is_full(v * GROUP + lane) ? word(v * GROUP + lane) : pad;
     }
   } else {
+    const bool is_interior = at.is_interior();
     const int beyond = source.shift ? 1 : 0;  // a word ends in the source's next
-    const bool is_given = at.is_interior() && source.from == 0 && source.to >= WORDS + beyond;
     uint4 next = pad;
-    if (is_given) {
+    if (is_interior && source.is_given) {
 #pragma unroll
       for (int v = 0; v < S::COUNT; ++v) share.words[v] = word(v * GROUP + lane);
       if (!SHIFTS && beyond) next = word(WORDS);
@@ -160,9 +154,16 @@ __device__ __forceinline__ void load_share(S& share, const typename S::At& at, c
       share.after[a] = j < at.past_words() ? past(j) : fill;
       host::count_reads(j < at.past_words() ? 1 : 0);
     }
-    if (!SHIFTS && (GROUP == WARP ? source.shift != 0 : warp_any(source.shift != 0)))
+    if (!SHIFTS && (GROUP == WARP ? beyond : warp_any(beyond)))
       realign<sizeof(T) == 2, GROUP>(share.words, next, uint32_t(source.shift * sizeof(T)));
-    if (!is_given) mend_ends(share, at, source, fill);
+    if (!source.is_given) mend_ends(share, at, source, fill);
+    if (!is_interior) {  // the row ends here: `fill` behind it
+#pragma unroll
+      for (int v = 0; v < S::COUNT; ++v) {
+        const int to = at.to(v * GROUP + lane);
+        if (to < S::N) share.words[v] = cut<T>(share.words[v], 0, to, pad);
+      }
+    }
     if (lane == 0 && at.begin) share.words[0] = cut<T>(share.words[0], at.begin, S::N, pad);
   }
 }
@@ -180,39 +181,33 @@ __device__ __forceinline__ void load_global(S& share, const typename S::At& at, 
 // ---- writing
 
 // y: where the share's words go, word 0 first. `values(v, x)` gives what shall stand for word v,
-// `picked(v, x)` the same for a v that only the run knows, `past(a)` what shall stand for after[a].
-template <bool STREAM, typename S, typename Y, typename Values, typename Picked, typename Past>
+// `past(a)` what shall stand for after[a].
+template <bool STREAM, typename S, typename Y, typename Values, typename Past>
 __device__ __forceinline__ void write_share(const typename S::At& at, Y* y, Values values,
-                                            Picked picked, Past past) {
+                                            Past past) {
   constexpr int N = S::N, GROUP = S::GROUP, M = Vector<Y>::N;
-  const int lane = S::lane(), last = at.end / N;
-  if constexpr (!S::WHOLE) {  // words that hold others' elements too: the first, the row's last
-#pragma unroll 1
-    for (int k = 0; k <= last; k += last ? last : 1) {
-      if (k >= S::At::WORDS || k % GROUP != lane || at.is_full(k) || !at.in_word(k)) continue;
-      float x[N];
-      picked(k / GROUP, x);
-#pragma unroll
-      for (int i = 0; i < N; ++i)
-        if (i >= at.from(k) && i < at.to(k)) y[k * N + i] = narrow<Y>(x[i]);
-    }
-#pragma unroll
-    for (int a = 0; a < S::AFTER; ++a) {
-      const int j = a * GROUP + lane;
-      if (j < at.past_words()) y[S::At::CAPACITY + j] = narrow<Y>(past(a));
-      host::count_writes(j < at.past_words() ? 1 : 0);
-    }
-  }
+  const int lane = S::lane();
 #pragma unroll
   for (int v = 0; v < S::COUNT; ++v) {
     const int k = v * GROUP + lane;
+    Y* to = y + k * N;
     float x[N];
     values(v, x);
     host::count_writes(at.in_word(k));
-    if (!at.is_full(k)) continue;
+    if (at.is_full(k)) {
 #pragma unroll
-    for (int part = 0; part < N / M; ++part)
-      put16<STREAM>(y + k * N + part * M,
-                    pack<Y>(*reinterpret_cast<const float (*)[M]>(x + part * M)));
+      for (int part = 0; part < N / M; ++part)
+        put16<STREAM>(to + part * M, pack<Y>(*reinterpret_cast<const float (*)[M]>(x + part * M)));
+    } else if (!S::WHOLE && at.in_word(k)) {  // the first word, or the one where the row ends
+#pragma unroll
+      for (int i = 0; i < N; ++i)
+        if (i >= at.from(k) && i < at.to(k)) to[i] = narrow<Y>(x[i]);
+    }
+  }
+#pragma unroll
+  for (int a = 0; a < S::AFTER; ++a) {
+    const int j = a * GROUP + lane;
+    if (j < at.past_words()) y[S::At::CAPACITY + j] = narrow<Y>(past(a));
+    host::count_writes(j < at.past_words() ? 1 : 0);
   }
 }
