@@ -109,16 +109,37 @@ def test_a_result_left_from_the_contender_before_is_not_taken():
     assert "is nan" in row.entry("idle").why
 
 
-def test_rivals_are_compared_on_a_sample_and_ours_on_all(monkeypatch: pytest.MonkeyPatch):
+def test_all_are_compared_on_a_sample_and_must_have_written_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+):
     monkeypatch.setattr(opbench, "CHECKED_ELEMENTS", 2 * CELL.cols)
 
-    def second_row_wrong(x, y):
-        right("softmax")(x, y)
-        y[1] += 1
+    def second_row(change):
+        def call(x, y):
+            right("softmax")(x, y)
+            change(y[1])
 
-    found = lines("softmax", second_row_wrong, theirs=second_row_wrong)
-    row = opbench.measure(CELL, found, setting())
-    assert (row.checked_rows, row.entry("theirs").ok, row.entry("ours").ok) == (2, True, False)
+        return call
+
+    def leave(row):
+        row[7] = torch.nan
+
+    ours, theirs = second_row(lambda row: row.add_(1)), second_row(leave)
+    row = opbench.measure(CELL, lines("softmax", ours, theirs=theirs), setting())
+    assert (row.checked_rows, row.entry("ours").ok, row.entry("theirs").ok) == (2, True, False)
+    assert row.entry("theirs").why == "wrong: 1 of 200 elements are NaN, or were not written"
+
+
+def test_do_bench_is_asked_of_ours_and_of_what_no_graph_holds():
+    found = lines("softmax", captured=returning("softmax"), synchronises=returning("softmax"))
+    row = opbench.measure(CELL, found, setting(uncaptured=["synchronises"]))
+    assert [entry.do_bench_us for entry in row.entries] == [None, 77.0, None, 77.0]
+
+
+def test_where_the_time_went():
+    row = opbench.measure(CELL, lines("softmax"), setting())
+    assert list(row.spent) == ["buffers", "judging", "rounds", "do_bench"]
+    assert 0 < sum(row.spent.values()) <= row.seconds + 0.002
 
 
 def dying(survived: int):

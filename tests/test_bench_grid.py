@@ -20,6 +20,21 @@ def test_examples_in_docstrings_hold():
         assert tried.failed == 0, module
 
 
+WANTED = (
+    32, 64, 96, 128, 192, 256, 384, 512, 768, 1000, 1024, 1536, 2048, 3072, 4096, 5000, 6144, 8192,
+    12288, 16384, 32000, 32001, 32768, 50257, 50304, 65536, 100277, 128256, 131072, 151936, 201088,
+    262144, 524288, 1048576, 4194304,
+)  # fmt: skip
+
+
+def test_all_has_every_width_large_and_from_1024_in_few_rows():
+    shapes = grid.shapes("all")
+    for cols in WANTED:
+        assert (grid.WHOLE // cols, cols) in shapes
+        few = {rows for rows, other in shapes if other == cols and rows in grid.SMALL_ROWS}
+        assert few >= ({1, 2, 4, 8, 16, 64, 256} if cols >= 1024 else set())
+
+
 def test_large_cells_have_about_as_many_elements():
     for name in ("big", "odd"):
         for rows, cols in grid.shapes(name):
@@ -53,7 +68,27 @@ def test_small_cells():
      (667, 201088, True), (32768, 4096, True), (32, 4194304, False), (2621440, 51, False)],
 )  # fmt: skip
 def test_where_every_rival_is_timed(rows: int, cols: int, wanted: bool):
-    assert Cell("softmax", "float16", rows, cols).has_rivals is wanted
+    assert Cell("softmax", "float32", rows, cols).has_rivals is wanted
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype", "large", "small", "odd"),
+    [
+        ("softmax", "bfloat16", True, True, True),
+        ("logsumexp", "float32", True, True, True),
+        ("softmax_backward", "float32", True, False, True),
+        ("log_softmax", "bfloat16", True, False, True),
+        ("log_softmax_backward", "bfloat16", False, False, True),
+        ("softmax", "float16", False, False, True),
+    ],
+)
+def test_rivals_are_timed_where_they_had_figures_before(
+    op: str, dtype: str, large: bool, small: bool, odd: bool
+):
+    found = [
+        Cell(op, dtype, *shape).has_rivals for shape in ((32768, 4096), (4, 65536), (8, 32001))
+    ]
+    assert found == [large, small, odd]
 
 
 def test_all_has_each_cell_of_the_others_once():

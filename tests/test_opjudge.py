@@ -64,7 +64,9 @@ def test_shares_of_errors(monkeypatch: pytest.MonkeyPatch):
     assert found.share_mean == pytest.approx(float(share.mean()))
     lse = RIGHT["logsumexp"](*inputs)
     judged = opjudge.check("logsumexp", inputs, lse.half())
-    assert judged.share_max == judged.max_error == float((lse.half().double() - lse).abs().max())
+    off = (lse.half().double() - lse).abs()
+    assert judged.max_error == float(off.max())
+    assert judged.share_max == float((off / lse.abs().clamp(min=1)).max())
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -116,3 +118,33 @@ def test_infinities_are_equal_to_themselves():
     lse = torch.tensor([-math.inf, 0.0])
     assert opjudge.check("logsumexp", [x], lse).ok
     assert not opjudge.check("logsumexp", [x], torch.zeros(2)).ok
+
+
+def test_what_is_wrong_has_its_errors_all_the_same():
+    inputs = given("softmax", torch.float32)
+    result = RIGHT["softmax"](*inputs).float()
+    result[2, 3] += 0.5
+    found = opjudge.check("softmax", inputs, result)
+    largest = float(RIGHT["softmax"](*inputs)[2].max())
+    assert not found.ok
+    assert found.share_max == pytest.approx(0.5 / largest, rel=1e-5)
+
+
+@pytest.mark.parametrize("op", ["softmax", "log_softmax", "logsumexp", "log_softmax_backward"])
+def test_rows_without_a_number_have_no_error(op: str):
+    inputs = [torch.randn(3, 8) for _ in given(op, torch.float32)]
+    inputs[0][1] = torch.nan
+    found = opjudge.check(op, inputs, RIGHT[op](*inputs).float())
+    assert found.ok
+    assert 0 <= found.share_max < 1e-6
+
+
+def test_a_gradient_s_error_is_a_share_that_does_not_grow_with_dy():
+    dy, y = given("softmax_backward", torch.float32)
+    shares = []
+    for scale in (1.0, 1024.0):
+        inputs = (dy * scale, y)
+        result = RIGHT["softmax_backward"](*inputs).float()
+        shares.append(opjudge.check("softmax_backward", inputs, result).share_max)
+    assert shares[0] == pytest.approx(shares[1], rel=1e-6)
+    assert shares[0] > 0

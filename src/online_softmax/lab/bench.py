@@ -6,10 +6,11 @@ A graph has no host gaps; buffers of at least three times the L2 keep it cold; c
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -22,10 +23,11 @@ from online_softmax.lab.ceilings import copy_call
 
 L2_FACTOR = 3  # bytes in rotation, in L2 sizes
 MAX_SETS = 1024  # buffer sets: bounds memory and graph length where tensors are tiny
+WARM_SETS = 256  # of tensors so tiny that MAX_SETS of them would stay in the L2 all the same
 GRAPH_US = 1000.0  # a graph lasts at least this long: its own launch, a few us, vanishes
 ROUNDS = 3
 REPLAYS = 9  # per contender and round
-REPLAY_BUDGET_US = 200_000.0  # fewer replays for slow contenders: this long a round, one at least
+ROUND_US = 200_000.0  # of a contender in a round: fewer replays for slow ones, one at least
 SLOW_US = 10_000.0  # calls this slow rotate over fewer buffers
 QUICK_REPLAYS = 3  # to rank block sizes
 
@@ -53,9 +55,10 @@ class Graph:
     calls: int
     estimate_us: float  # of one replay
 
-    def replay_us(self, replays: int) -> list[float]:
-        """Microseconds a call in each of some replays; fewer of them where they are slow."""
-        replays = max(1, min(replays, int(REPLAY_BUDGET_US / self.estimate_us)))
+    def replay_us(self, replays: int, round_us: float = ROUND_US) -> list[float]:
+        """Microseconds a call in each of some replays; fewer, one at least, where they would take
+        longer than `round_us`."""
+        replays = max(1, min(replays, int(round_us / self.estimate_us)))
         events = [torch.cuda.Event(enable_timing=True) for _ in range(replays + 1)]
         events[0].record()
         for event in events[1:]:
@@ -71,17 +74,44 @@ def set_count(set_bytes: int, l2_bytes: int) -> tuple[int, bool]:
 
     >>> set_count(128 * 2**20, 60 * 2**20)
     (2, True)
-    >>> set_count(2048, 60 * 2**20)
+    >>> set_count(128 * 2**10, 60 * 2**20)
     (1024, False)
+    >>> set_count(2048, 60 * 2**20)
+    (256, False)
     """
     set_bytes = max(set_bytes, 1)
-    count = min(max(plan.ceil_div(L2_FACTOR * l2_bytes, set_bytes), 2), MAX_SETS)
+    count = max(plan.ceil_div(L2_FACTOR * l2_bytes, set_bytes), 2)
+    if count > MAX_SETS:
+        count = MAX_SETS if MAX_SETS * set_bytes >= l2_bytes else WARM_SETS
     return count, count * set_bytes >= L2_FACTOR * l2_bytes
 
 
 def rotation(input_bytes: int, l2_bytes: int) -> tuple[int, bool]:
     """`set_count` of sets that are an input and an output of the same size."""
     return set_count(2 * input_bytes, l2_bytes)
+
+
+class Recorder:
+    """Captures graphs on one stream and into one pool of memory: what a contender's calls allocate
+    is where those of the one before did. All but the first need a graph of the pool to be alive."""
+
+    def __init__(self) -> None:
+        self.stream, self.pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+
+    @contextlib.contextmanager
+    def record(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+        """What `torch.cuda.graph` does, but for emptying torch's cache: with a capture for each
+        contender of each cell, to allocate anew would take longer than to measure."""
+        torch.cuda.synchronize()
+        with torch.cuda.stream(self.stream):
+            graph.capture_begin(pool=self.pool)
+            try:
+                yield
+            except BaseException:
+                with contextlib.suppress(RuntimeError):  # of the capture: what failed says more
+                    graph.capture_end()
+                raise
+            graph.capture_end()
 
 
 class Rotation:
@@ -92,7 +122,7 @@ class Rotation:
         # As few as displace each other: enough for a call so slow that many would take minutes.
         self.fewest = len(self.sets) // L2_FACTOR + 1
 
-    def capture(self, call: Call) -> Graph:
+    def capture(self, call: Call, recorder: Recorder | None = None) -> Graph:
         """A graph of calls over all buffers, at least GRAPH_US long."""
         for tensors in self.sets[:2]:  # compiles, loads, fills the allocator
             call(*tensors)
@@ -109,7 +139,7 @@ class Rotation:
         graph = torch.cuda.CUDAGraph()
         # What a call allocates rotates too: kept until as many others have been allocated.
         kept: deque[Any] = deque(maxlen=len(used))
-        with torch.cuda.graph(graph):
+        with (recorder or Recorder()).record(graph):
             for _ in range(times):
                 for tensors in used:
                     kept.append(call(*tensors))
@@ -132,28 +162,34 @@ def interleaved(
     rounds: int = ROUNDS,
     replays: int = REPLAYS,
     may_fail: Sequence[str] = (),
+    round_us: float = ROUND_US,
 ) -> dict[str, Timing]:
     """Time contenders against each other in this process. A rival that raises, one named in
-    `may_fail`, becomes a refusal; any other's error is an error."""
+    `may_fail`, becomes a refusal; any other's error is an error. A contender has at most `replays`
+    in a round, fewer where they would take longer than `round_us`."""
+    recorder = Recorder()
     graphs: dict[str, Graph] = {}
     timings: dict[str, Timing] = {}
     for name, call in contenders.items():
         try:
-            graphs[name] = buffers.capture(call)
+            graphs[name] = buffers.capture(call, recorder)
         except Exception as error:  # a rival may fail in any way: a row, not the end of the run
             if name not in may_fail:
                 raise
             nan = float("nan")
             timings[name] = Timing(nan, nan, nan, refused=f"{type(error).__name__}: {error}"[:300])
             torch.cuda.synchronize()
+            recorder = Recorder()  # a pool may not outlive its first graph's failure
     samples: dict[str, list[list[float]]] = {name: [] for name in graphs}
-    for graph in graphs.values():
-        graph.replay_us(1)  # warm clocks
+    for name, graph in graphs.items():  # warm clocks, and a time without the host's part
+        (once_us,) = graph.replay_us(1)
+        estimate_us = min(graph.estimate_us, once_us * graph.calls)
+        graphs[name] = replace(graph, estimate_us=max(estimate_us, 1.0))
     for _ in range(rounds):
         for name, graph in graphs.items():
-            if graph.estimate_us < SLOW_US:
+            if graph.estimate_us < min(SLOW_US, round_us / 2):
                 graph.replay_us(1)  # the previous contender's last lines leave the L2
-            samples[name].append(graph.replay_us(replays))
+            samples[name].append(graph.replay_us(replays, round_us))
     for name, per_round in samples.items():
         every = sorted(us for one in per_round for us in one)
         medians = tuple(median(one) for one in per_round)

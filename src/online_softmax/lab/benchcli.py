@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from online_softmax.lab import benchoptions as options
+from online_softmax.lab import benchshow
 
 if TYPE_CHECKING:
     from online_softmax.lab.benchclock import Setting
     from online_softmax.lab.benchfile import Header, Log, Part, Row
-    from online_softmax.lab.benchrun import Progress
+    from online_softmax.lab.contenders import Contender
     from online_softmax.lab.grid import Cell
 
 WRONG = 1  # exit code: a result of ours is wrong
 NO_GPU = (
     "bench needs a CUDA GPU, and torch sees none here: --list shows the cells, --from FILE shows "
-    "kept results"
+    "kept results, --accuracy compares with float64 on a CPU"
 )
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a person asked for, checked."""
+
+    cells: list[Cell]
+    rivals: tuple[str, ...]
+    values: str
+    seconds: float  # of the whole run
+    as_json: bool
+    save: Path | None
+    resume: bool
 
 
 def bench(
@@ -36,7 +49,7 @@ def bench(
     against: options.Against = "torch,compile,quack,liger",
     values: options.Values = "normal",
     shard: options.Shard = "0/1",
-    seconds: options.Seconds = float("inf"),
+    seconds: options.Seconds = None,
     resume: options.Resume = False,
     as_json: options.Json = False,
     save: options.Save = None,
@@ -44,9 +57,12 @@ def bench(
     stored: options.Stored = None,
     tune: options.Tune = None,
     host: options.Host = None,
+    prepare: options.Prepare = False,
+    workers: options.Workers = None,
+    accuracy: options.Accuracy = False,
 ) -> None:
     """Measure cells, or show what was measured."""
-    from online_softmax.lab import arguments, benchclock, benchfile, contenders
+    from online_softmax.lab import arguments, benchclock, contenders
     from online_softmax.lab import grid as grids
     from online_softmax.lab.inputs import BadInput
 
@@ -54,113 +70,179 @@ def bench(
     texts |= {"--dtype": dtype, "--against": against, "--values": values, "--shard": shard}
     for option, text in (*texts.items(), *(("--from", each) for each in stored or ())):
         arguments.word(option, text, options.WANTED[option])
+    limit = arguments.seconds("--seconds", seconds, 0.0)
+    count = arguments.whole("--workers", workers)
+    kept = Path(save) if save else None
     if stored:
-        parts = benchfile.read(map(Path, (*stored, *(ops or ()))))
-        _show(parts, as_json)
-        _end(benchfile.latest(parts))
+        _stored([*stored, *(ops or ())], as_json, kept)
         return
     if sum((bool(ops), bool(tune), bool(host))) != 1:
         raise BadInput("bench takes operations, or --tune OP, or --host ROWS,COLS, or --from FILE")
     if resume and not save:
         raise BadInput("--resume goes on with a file: give --save FILE")
-    cells = [] if host else _cells(ops or [tune or ""], grid, shapes or "", dtype, shard)
-    rivals = contenders.rivals(against)
+    if (prepare or accuracy) and (not ops or (prepare and accuracy)):
+        raise BadInput("--prepare and --accuracy, one of them, stand beside operations")
+    matrices = _shapes(grid, shapes or "", accuracy)
+    cells = [] if host else _cells(ops or [tune or ""], matrices, dtype, shard)
     grids.named([values], benchclock.VALUES, "--values")
+    asked = Asked(cells, contenders.rivals(against), values,
+                  float("inf") if limit is None else limit, as_json, kept, resume)  # fmt: skip
     if listed:
-        _list(cells, rivals, as_json)
-        return
-    kept = Path(save) if save else None
-    _measure(cells, rivals, values, resume, as_json, kept, bool(tune), host or "", seconds)
+        benchshow.list_cells(cells, asked.rivals, as_json)
+    elif prepare:
+        _prepare(asked, count or 0)
+    elif accuracy:
+        _accuracy(asked)
+    else:
+        _measure(asked, bool(tune), host or "")
 
 
-def _measure(
-    cells: list[Cell],
-    rivals: tuple[str, ...],
-    values: str,
-    resume: bool,
-    as_json: bool,
-    save: Path | None,
-    is_tuning: bool,
-    host: str,
-    seconds: float,
-) -> None:
-    import torch
+# ---- what is done
 
-    from online_softmax.lab import benchclock, benchfile, hostcost, places
-    from online_softmax.lab.inputs import BadInput
 
-    size = hostcost.parse(host) if host else (0, 0)
-    if not torch.cuda.is_available():
-        raise BadInput(NO_GPU)
+def _stored(names: Sequence[str], as_json: bool, save: Path | None) -> None:
+    from online_softmax.lab import benchfile, places
+
+    parts = benchfile.read(map(Path, names))
     if save:
         places.place("--save", str(save))
-    log = benchfile.Log(save, resume)
-    header = _header(rivals, values)
-    others = log.sources - {header.versions.get("sources")}
-    if others:
-        typer.echo(f"note: {save} has results of other kernel sources; they stay", err=True)
-    setting = benchclock.gpu_setting(values)
-    parts: list[Part] = list(log.kept)
-    try:
-        if host:
-            parts.append(_host(size, rivals, log, header, as_json))
-        else:
-            parts.append(_run(cells, rivals, setting, log, header, is_tuning, as_json, seconds))
-    except benchclock.Broken as error:
-        typer.echo(f"error: {error}; what was measured before is kept", err=True)
-        raise typer.Exit(WRONG) from None
-    if not as_json:
-        _show(parts, as_json=False)
-    if save:
+        log = benchfile.Log(save)
+        for text in benchfile.merged(parts):
+            log.write(text)
         typer.echo(f"{save} written", err=True)
+    if not (save and as_json):
+        benchshow.show(parts, as_json)
     _end(benchfile.latest(parts))
 
 
-def _run(
-    cells: Sequence[Cell],
-    rivals: tuple[str, ...],
-    setting: Setting,
-    log: Log,
-    header: Header,
-    is_tuning: bool,
-    as_json: bool,
-    seconds: float,
-) -> Part:
+def _prepare(asked: Asked, workers: int) -> None:
+    from online_softmax.lab import prepare
+    from online_softmax.lab.inputs import BadInput
+
+    _needs_gpu()
+    if asked.save:
+        raise BadInput("--prepare fills the compilers' own caches: it keeps nothing in --save")
+    todo, count = prepare.here(asked.cells, asked.rivals, workers)
+    typer.echo(f"{len(todo)} things to compile, {count} processes", err=True)
+    with benchshow.progress() as progress:
+
+        def tell(text: str, done: int, total: int) -> None:
+            progress(text, done - 1, total, None)
+
+        done = prepare.prepare(todo, count, asked.seconds, tell)
+    for each in done.refused:
+        typer.echo(f"refused: {each}", err=True)
+    said = f"{done.compiled} compiled in {done.seconds:.1f} s, {len(done.refused)} refused"
+    typer.echo(f"{said}, {done.left} left", err=True)
+
+
+def _accuracy(asked: Asked) -> None:
+    import torch
+
+    from online_softmax.lab import accuracy, benchfile
+
+    log, header = _log(asked)
+    log.write(text := benchfile.header_line(header))
+    if asked.as_json:
+        benchshow.emit(text)
+
+    def write(line: accuracy.Line) -> None:
+        log.write(text := benchfile.line("accuracy", line))
+        if asked.as_json:
+            benchshow.emit(text)
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    with benchshow.progress() as progress:
+        found = accuracy.run(asked.cells, device, write, progress)
+    if not asked.as_json:
+        benchshow.show([*log.kept, benchfile.Part(header, (), tuple(found))])
+    for line in found:
+        if not line["ours"]["ok"]:
+            cell = f"{line['op']} {line['dtype']} {line['rows']} x {line['cols']}"
+            typer.echo(f"WRONG: {cell}, {line['values']}: {line['ours']['why']}", err=True)
+    if not all(line["ours"]["ok"] for line in found):
+        raise typer.Exit(WRONG)
+
+
+def _needs_gpu() -> None:
+    import torch
+
+    from online_softmax.lab.inputs import BadInput
+
+    if not torch.cuda.is_available():
+        raise BadInput(NO_GPU)
+
+
+def _log(asked: Asked) -> tuple[Log, Header]:
+    """The file of a run, and what stands above its lines."""
+    from online_softmax.lab import benchfile, places
+
+    if asked.save:
+        places.place("--save", str(asked.save))
+    log = benchfile.Log(asked.save, asked.resume)
+    header = _header(asked.rivals, asked.values)
+    if log.sources - {header.versions.get("sources")}:
+        said = f"note: {asked.save} has results of other kernel sources; they stay"
+        typer.echo(said, err=True)
+    return log, header
+
+
+def _measure(asked: Asked, is_tuning: bool, host: str) -> None:
+    from online_softmax.lab import benchclock, benchfile, hostcost
+
+    size = hostcost.parse(host) if host else (0, 0)
+    _needs_gpu()
+    log, header = _log(asked)
+    setting = benchclock.gpu_setting(asked.values)
+    parts: list[Part] = list(log.kept)
+    try:
+        if host:
+            parts.append(_host(size, asked, log, header))
+        else:
+            parts.append(_run(asked, setting, log, header, is_tuning))
+    except benchclock.Broken as error:
+        typer.echo(f"error: {error}; what was measured before is kept", err=True)
+        raise typer.Exit(WRONG) from None
+    if not asked.as_json:
+        benchshow.show(parts)
+    if asked.save:
+        typer.echo(f"{asked.save} written", err=True)
+    _end(benchfile.latest(parts))
+
+
+def _run(asked: Asked, setting: Setting, log: Log, header: Header, is_tuning: bool) -> Part:
     from online_softmax.lab import benchfile, benchrun, contenders, tune
 
-    emit = _emit if as_json else None
+    begun = time.perf_counter()
 
-    def make(cell: Cell) -> list[contenders.Contender]:
-        return contenders.contenders(cell.op, cell.has_rivals, rivals)
+    def make(cell: Cell) -> list[Contender]:
+        return contenders.contenders(cell.op, cell.has_rivals, asked.rivals)
 
-    with _progress() as progress:
-        outlet = benchrun.Outlet(log, header, progress, emit, seconds)
+    with benchshow.progress() as progress:
+        emit = benchshow.emit if asked.as_json else None
+        outlet = benchrun.Outlet(log, header, progress, emit, asked.seconds)
         if is_tuning:
-            found, left = tune.run(cells, setting, outlet)
+            found, left = tune.run(asked.cells, setting, outlet)
             part = benchfile.Part(header, (), tuple(found))
         else:
-            rows, left = benchrun.run(cells, make, setting, outlet)
+            rows, left = benchrun.run(asked.cells, make, setting, outlet)
             part = benchfile.Part(header, tuple(rows))
+    if said := benchshow.spent(part.rows, time.perf_counter() - begun):
+        typer.echo(f"note: {said}", err=True)
     if left:
         typer.echo(f"note: the seconds are over, {left} cells are left: --resume", err=True)
     return part
 
 
-def _host(
-    size: tuple[int, int], rivals: tuple[str, ...], log: Log, header: Header, as_json: bool
-) -> Part:
+def _host(size: tuple[int, int], asked: Asked, log: Log, header: Header) -> Part:
     from online_softmax.lab import benchfile, hostcost
 
-    found = hostcost.measure(*size, rivals)
+    found = hostcost.measure(*size, asked.rivals)
     text = benchfile.header_line(header) + benchfile.line("host", found)
     log.write(text)
-    if as_json:
-        _emit(text)
+    if asked.as_json:
+        benchshow.emit(text)
     return benchfile.Part(header, (), (found,))
-
-
-def _emit(text: str) -> None:
-    typer.echo(text, nl=False)
 
 
 def _end(rows: Sequence[Row]) -> None:
@@ -180,15 +262,22 @@ def _listed(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _cells(ops: Sequence[str], name: str, shapes: str, dtype: str, shard: str) -> list[Cell]:
+def _shapes(name: str, shapes: str, is_accuracy: bool) -> list[tuple[int, int]]:
+    from online_softmax.lab import accuracy, grid
+
+    if shapes:
+        return grid.parse_shapes(shapes)
+    matrices = grid.shapes(grid.named([name], grid.GRIDS, "--grid")[0])
+    return accuracy.shapes() if is_accuracy else matrices
+
+
+def _cells(
+    ops: Sequence[str], matrices: Sequence[tuple[int, int]], dtype: str, shard: str
+) -> list[Cell]:
     from online_softmax.lab import grid, inputs
 
     ops = grid.named(ops, grid.OPS, "operation")
     types = [inputs.short_name(inputs.dtype_of(each)) for each in _listed(dtype)]
-    if shapes:
-        matrices = grid.parse_shapes(shapes)
-    else:
-        matrices = grid.shapes(grid.named([name], grid.GRIDS, "--grid")[0])
     return grid.shard(grid.cells(ops, dict.fromkeys(types), matrices), shard)
 
 
@@ -200,100 +289,10 @@ def _header(rivals: tuple[str, ...], values: str) -> Header:
     return benchfile.Header(
         date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         command=places.recorded(sys.argv[1:]),
-        device=torch.cuda.get_device_name(),
+        device=torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         versions=info.versions(),
         machine=bench.machine(),
         clock=ladder.CLOCK,
         rivals=contenders.versions(rivals),
         values=values,
     )
-
-
-# ---- what is shown
-
-
-def _list(cells: Sequence[Cell], rivals: tuple[str, ...], as_json: bool) -> None:
-    """The cells, with the bytes that each moves and takes; nothing runs."""
-    from online_softmax import plan
-    from online_softmax.lab import bench, contenders
-
-    l2_bytes = plan.ARCHES[plan.DEFAULT_ARCH].l2_bytes
-    lines: list[dict[str, Any]] = []
-    for cell in cells:
-        sets, _ = bench.set_count(cell.ideal_bytes, l2_bytes)
-        names = rivals if cell.has_rivals else rivals[:1]
-        found = contenders.contenders(cell.op, cell.has_rivals, rivals)
-        memory = cell.memory_bytes(sets, sum(line.allocates(cell.op) for line in found))
-        lines.append({**asdict(cell), "rivals": names, "moves": cell.ideal_bytes, "takes": memory})
-    if as_json:
-        typer.echo(json.dumps(lines))
-        return
-    for cell, line in zip(cells, lines, strict=True):
-        typer.echo(
-            f"{cell.text}: moves {_bytes(line['moves'])}, takes {_bytes(line['takes'])}, "
-            f"beside {', '.join(line['rivals'])}"
-        )
-    most = max((line["takes"] for line in lines), default=0)
-    typer.echo(f"{len(lines)} cells; the largest takes {_bytes(most)} of device memory")
-
-
-def _bytes(count: float) -> str:
-    """A size for people.
-
-    >>> _bytes(1536)
-    '1.5 KiB'
-    """
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.4g} {unit}"
-        count /= 1024
-    return f"{count:.3g} GiB"
-
-
-def _show(parts: Sequence[Part], as_json: bool) -> None:
-    from rich.console import Console
-
-    from online_softmax.lab import benchfile, benchpage
-
-    if not as_json:
-        console = Console(highlight=False)
-        console.width = max(console.width, options.NARROWEST)
-        benchpage.render(parts, console)
-        return
-    for part in parts:
-        _emit(benchfile.header_line(part.header))
-        for row in part.rows:
-            _emit(benchfile.line("cell", row))
-        for other in part.others:
-            _emit(benchfile.line(other["kind"], other))
-
-
-def _left(seconds: float | None) -> str:
-    if seconds is None:
-        return ""
-    return (
-        f", about {seconds:.0f} s left" if seconds < 90 else f", about {seconds / 60:.0f} min left"
-    )
-
-
-@contextmanager
-def _progress() -> Iterator[Progress]:
-    """On standard error: a bar that goes away on a terminal, else a line a cell."""
-    if not sys.stderr.isatty():
-        yield lambda text, done, total, left: typer.echo(
-            f"[{done + 1}/{total}] {text}{_left(left)}", err=True
-        )
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (BarColumn(24), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task("starting")
-        update: Callable[..., None] = bars.update
-        yield lambda text, done, total, left: update(
-            task,
-            description=f"{done + 1} of {total}: {text}{_left(left)}",
-            completed=done,
-            total=total,
-        )

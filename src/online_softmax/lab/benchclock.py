@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from online_softmax.lab import bench
+from online_softmax.lab.arena import Arena
 from online_softmax.lab.bench import Call, Rotation, Timing
 from online_softmax.lab.benchfile import Entry
 
 VALUES = ("normal", "ascending")  # ascending: the worst for a running maximum
-DO_BENCH_WARMUP_MS, DO_BENCH_MS = 5, 40
+DO_BENCH_WARMUP_MS, DO_BENCH_MS = 1, 10
+# Of a contender in a round: about four replays of a graph. There are three rounds, and thousands of
+# cells.
+ROUND_US = 4_000.0
+# Memory that torch's cache leaves to what allocates beside it: modules, kernels' local memory.
+SPARE_BYTES = 16 * 2**30
 
 Interleaved = Callable[[Rotation, dict[str, Call], Sequence[str]], dict[str, Timing]]
 
@@ -27,9 +33,10 @@ class Setting:
     interleaved: Interleaved
     quick: Interleaved  # one short round, to rank many
     do_bench: Callable[[Callable[[], Any]], float]  # microseconds
-    free_bytes: Callable[[], int]
+    free_bytes: Callable[[], int]  # what torch's cache could give back among them
     synchronize: Callable[[], None]
     values: str = "normal"
+    arena: Arena = field(default_factory=Arena)  # the memory that cells share
 
 
 class Broken(RuntimeError):  # noqa: N818 a state of the device
@@ -46,10 +53,10 @@ def gpu_setting(values: str = "normal") -> Setting:
     def interleaved(
         sets: Rotation, calls: dict[str, Call], may_fail: Sequence[str]
     ) -> dict[str, Timing]:
-        return bench.interleaved(sets, calls, may_fail=may_fail)
+        return bench.interleaved(sets, calls, may_fail=may_fail, round_us=ROUND_US)
 
     def quick(sets: Rotation, calls: dict[str, Call], may_fail: Sequence[str]) -> dict[str, Timing]:
-        return bench.interleaved(sets, calls, 1, bench.QUICK_REPLAYS, may_fail)
+        return bench.interleaved(sets, calls, 1, bench.QUICK_REPLAYS, may_fail, ROUND_US)
 
     def do_bench(call: Callable[[], Any]) -> float:
         from triton import testing
@@ -60,8 +67,11 @@ def gpu_setting(values: str = "normal") -> Setting:
         return float(found) * 1000
 
     def free_bytes() -> int:
-        torch.cuda.empty_cache()
-        return torch.cuda.mem_get_info()[0]
+        free = torch.cuda.mem_get_info()[0]
+        if free < SPARE_BYTES:
+            torch.cuda.empty_cache()
+            free = torch.cuda.mem_get_info()[0]
+        return free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
 
     device = torch.device("cuda", torch.cuda.current_device())
     l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size

@@ -29,7 +29,7 @@ class Entry:
     kind: str  # "ceiling", "ours" or "rival"
     ok: bool | None = None  # agrees with float64; None: it gave nothing to compare
     max_error: float | None = None  # largest |result - float64|
-    share_max: float | None = None  # the same over the row's largest probability, of softmax
+    share_max: float | None = None  # the same over the size of its row: opjudge.size
     share_mean: float | None = None  # its mean over all elements compared
     why: str = ""  # what is wrong, or why it did not run, or why no graph held it
     clock: str = ""  # of the times: "graph"; "do_bench" where no graph held the call
@@ -59,8 +59,9 @@ class Row:
     entries: tuple[Entry, ...] = ()
     is_cold_l2: bool | None = None
     sets: int = 0  # buffer sets in rotation
-    checked_rows: int = 0  # compared of each rival's result; of ours and torch's, all rows
+    checked_rows: int = 0  # compared with float64 of each result; all elements were written
     seconds: float = 0.0  # that measuring took
+    spent: dict[str, float] = field(default_factory=dict)  # of them, by what they went to
     why: str = ""  # why the whole cell was not measured
 
     @property
@@ -160,6 +161,20 @@ def latest(parts: Iterable[Part]) -> list[Row]:
         for row in part.rows:
             found[row.cell, row.values] = row
     return list(found.values())
+
+
+def merged(parts: Iterable[Part]) -> list[str]:
+    """The lines of one file that says what several say: each header once, with those of its cells
+    that were not measured again later; lines of other kinds as they are."""
+    parts = list(parts)
+    last = {(row.cell, row.values): id(row) for part in parts for row in part.rows}
+    headers: dict[str, list[str]] = {}
+    for part in parts:
+        lines = headers.setdefault(header_line(part.header), [])
+        kept = [row for row in part.rows if last[row.cell, row.values] == id(row)]
+        lines += [line("cell", row) for row in kept]
+        lines += [line(other["kind"], other) for other in part.others]
+    return [text + "".join(lines) for text, lines in headers.items() if lines]
 
 
 class Log:

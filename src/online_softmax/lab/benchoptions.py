@@ -23,6 +23,9 @@ Examples:
   online-softmax bench softmax --cells 4096x50257,1x1048576 --dtype bf16
   online-softmax bench softmax --grid small --list
   online-softmax bench --from run.jsonl more.jsonl
+  online-softmax bench --from part0.jsonl part1.jsonl --save whole.jsonl
+  online-softmax bench softmax --grid all --prepare
+  online-softmax bench softmax logsumexp --accuracy --save accuracy.jsonl
   online-softmax bench --tune softmax --grid odd --save tuning.jsonl
   online-softmax bench --host 8,1024"""
 
@@ -43,7 +46,7 @@ Values = Annotated[
 ]
 Shard = Annotated[str, option("Every n-th cell from the i-th.", "I/N")]
 Seconds = Annotated[
-    float, option("Begin no cell after so many; --resume goes on later.", "S", min=0)
+    str | None, option("Of the whole run: begin no cell after so many; --resume goes on.", "S")
 ]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Go on with the file of --save; what it has is skipped.")
@@ -54,7 +57,12 @@ Listed = Annotated[
 ]
 Stored = Annotated[
     list[str] | None,
-    option("Run nothing; show what was kept, of several files too.", "FILE...", "--from"),
+    option(
+        "Run nothing; show what was kept, of several files too. With --save: each cell once, as "
+        "measured last, in one file.",
+        "FILE...",
+        "--from",
+    ),
 ]
 Tune = Annotated[
     str | None,
@@ -63,6 +71,23 @@ Tune = Annotated[
 Host = Annotated[
     str | None,
     option("What a softmax call of that size costs the host, such as 8,1024.", "ROWS,COLS"),
+]
+Prepare = Annotated[
+    bool,
+    typer.Option(
+        "--prepare",
+        help="Time nothing; compile what the cells and rivals run, in many processes at once.",
+    ),
+]
+Workers = Annotated[
+    str | None, option("Processes of --prepare. Default: one for each CPU core.", "N")
+]
+Accuracy = Annotated[
+    bool,
+    typer.Option(
+        "--accuracy",
+        help="Time nothing; compare with float64, beside torch. On a CPU too.",
+    ),
 ]
 
 WANTED = {  # what to give where an option's text is blank
@@ -78,5 +103,6 @@ WANTED = {  # what to give where an option's text is blank
     "--from": "a file",
 }
 
-__all__ = ["HELP", "NARROWEST", "WANTED", "Against", "Cells", "Grid", "Host", "Json", "Listed"]
-__all__ += ["Ops", "Resume", "Save", "Seconds", "Shard", "Stored", "Tune", "Types", "Values"]
+__all__ = ["HELP", "NARROWEST", "WANTED", "Accuracy", "Against", "Cells", "Grid", "Host", "Json"]
+__all__ += ["Listed", "Ops", "Prepare", "Resume", "Save", "Seconds", "Shard", "Stored", "Tune"]
+__all__ += ["Types", "Values", "Workers"]

@@ -14,7 +14,7 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from online_softmax.lab import benchfile, goals, hostcost, tune
+from online_softmax.lab import accuracy, benchfile, fusion, goals, hostcost, tune
 from online_softmax.lab.benchfile import Entry, Part, Row
 from online_softmax.lab.contenders import RIVALS
 from online_softmax.lab.goals import Beside
@@ -181,7 +181,7 @@ def few_table(rows: Sequence[Row]) -> Table:
 
 
 def accuracy_table(rows: Sequence[Row]) -> Table:
-    """Errors of the main cells beside torch's: of softmax over the row's largest probability."""
+    """Errors of the main cells beside torch's, over the size of their row."""
     lines = []
     for row in rows:
         ours, torch, right = row.entry("ours"), row.entry("torch"), goals.is_as_exact(row)
@@ -211,10 +211,14 @@ def refusals_table(rows: Sequence[Row]) -> Table:
 
 
 def _others(parts: Sequence[Part], kind: str) -> list[Table]:
-    """Tables of what stands beside cells in a file: "tuning" or "host"."""
+    """Tables of what stands beside cells in a file, by its kind."""
     found = [other for part in parts for other in part.others if other["kind"] == kind]
     if kind == "tuning":
         return [Table(*tune.table(values)) for values in found]
+    if kind == "accuracy":
+        return [Table(*accuracy.table(found))]
+    if kind == "fusion":
+        return [Table(*fusion.table(found))]
     return [Table(*each) for values in found[-1:] for each in hostcost.tables(values)]
 
 
@@ -228,6 +232,8 @@ def sections(parts: Sequence[Part], is_page: bool = False) -> dict[str, list[Tab
     found = {
         "tuning": _others(parts, "tuning"),
         "host": _others(parts, "host"),
+        "fusion": _others(parts, "fusion"),
+        "errors": _others(parts, "accuracy"),
         "large": cell_tables([r for r in rows if r.cell.is_large]),
         "small": cell_tables(small, ", other cells"),
         "refusals": [refusals_table(rows)],

@@ -34,9 +34,7 @@ MEANS: dict[tuple[str, int], dict[str, float]] = {
 }
 NOISE = 1.02  # slower than this times the fastest rival, and by more than the spread: slower
 FEW_ROWS, FEW_ROWS_COLS = 16, 32000  # at most, at least
-EXACT = (
-    2**-23
-)  # an error may be torch's and this more: of the row's largest probability, of softmax
+EXACT = 2**-23  # an error may be torch's and this more, both of the size of their row
 FEW_ROWS_SLOWER = 1.10  # the most that one cell of few rows may take beside the fastest rival
 
 

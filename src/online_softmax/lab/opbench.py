@@ -7,6 +7,7 @@ Clock and device are a `Setting` (benchclock.py): everything else runs without a
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,39 +19,42 @@ from online_softmax.lab import bench, opjudge
 from online_softmax.lab.bench import Call, Rotation, Timing
 from online_softmax.lab.benchclock import Broken, Setting
 from online_softmax.lab.benchfile import Entry, Row
-from online_softmax.lab.contenders import EVERYWHERE, Contender, Refusal
+from online_softmax.lab.contenders import Contender, Refusal
 from online_softmax.lab.grid import Cell
 
-SEED = 0
-CHECKED_ELEMENTS = 2**24  # of each rival's result
+SEED = 1
+CHECKED_ELEMENTS = 2**24  # of each result
 REASON = 300  # characters of a rival's message that are kept
 
 # ---- buffers
 
 
-def _matrix(cell: Cell, setting: Setting, generator: torch.Generator) -> Tensor:
-    x = torch.randn(cell.rows, cell.cols, generator=generator, device=setting.device)
-    x = x.to(getattr(torch, cell.dtype))
-    return x.sort(-1).values if setting.values == "ascending" else x
-
-
 def buffers(cell: Cell, setting: Setting) -> Rotation:
-    """The cell's buffer sets; all hold the same values. A backward's y is a result in its type."""
+    """The cell's buffer sets, in the setting's arena. A backward's y is a result in its type, the
+    same in all sets."""
+    count, is_cold = bench.set_count(cell.ideal_bytes, setting.l2_bytes)
+    matrix, dtype = (cell.rows, cell.cols), getattr(torch, cell.dtype)
+    cut, where = setting.arena.cut, (count, setting.device)
     # A failed capture leaves the default generator unusable: this one is the cell's own.
     generator = torch.Generator(setting.device).manual_seed(SEED)
-    x = _matrix(cell, setting, generator)
+    is_ascending = setting.values == "ascending"
+
+    def made() -> Tensor:
+        x = torch.empty(matrix, dtype=dtype, device=setting.device).normal_(generator=generator)
+        return x.sort(-1).values if is_ascending else x
+
+    first = cut("first", matrix, dtype, *where, is_random=not is_ascending)
+    if is_ascending:
+        first[:] = made()
     if cell.op == "logsumexp":
-        first: tuple[Tensor, ...] = (x, x.new_empty(cell.rows))
+        roles = [first, cut("last", matrix[:1], dtype, *where)]
     elif cell.op.endswith("_backward"):
-        forward = torch.log_softmax if cell.op.startswith("log") else torch.softmax
-        first = (_matrix(cell, setting, generator), forward(x, -1), torch.empty_like(x))
+        second = cut("second", matrix, dtype, *where)
+        second[:] = (torch.log_softmax if cell.op.startswith("log") else torch.softmax)(made(), -1)
+        roles = [first, second, cut("last", matrix, dtype, *where)]
     else:
-        first = (x, torch.empty_like(x))
-    count, is_cold = bench.set_count(cell.ideal_bytes, setting.l2_bytes)
-    others = [
-        (*(t.clone() for t in first[:-1]), torch.empty_like(first[-1])) for _ in range(count - 1)
-    ]
-    return Rotation([first, *others], is_cold)
+        roles = [first, cut("last", matrix, dtype, *where)]
+    return Rotation(list(zip(*(role.unbind() for role in roles), strict=True)), is_cold)
 
 
 # ---- one cell
@@ -62,18 +66,24 @@ def said(error: BaseException) -> str:
 
 
 def checked_rows(cell: Cell) -> int:
-    """How many rows of a rival's result are compared with float64."""
+    """How many rows of a result are compared with float64, evenly spread, both ends among them."""
     return min(cell.rows, max(CHECKED_ELEMENTS // cell.cols, 2))
 
 
-def judged(
-    call: Call, cell: Cell, tensors: tuple[Tensor, ...], ulps: float, rows: int = 0
-) -> opjudge.Judged:
-    """Run a call once, into NaN, and compare what it filled or returned with float64."""
+def judged(call: Call, cell: Cell, tensors: tuple[Tensor, ...], ulps: float) -> opjudge.Judged:
+    """Run a call once, into NaN, and compare what it filled or returned with float64: some rows
+    where there are many. Of the others it must have written every element."""
     tensors[-1].fill_(torch.nan)
     made = call(*tensors)
     result = made if isinstance(made, Tensor) else tensors[-1]
-    return opjudge.check(cell.op, tensors[:-1], result.reshape(tensors[-1].shape), ulps, rows)
+    result = result.reshape(tensors[-1].shape)
+    rows = checked_rows(cell)
+    verdict = opjudge.check(cell.op, tensors[:-1], result, ulps, rows)
+    if verdict.ok and rows < cell.rows and math.isnan(float(result.sum(dtype=torch.float32))):
+        unwritten = int(result.isnan().sum())
+        why = f"{unwritten} of {result.numel()} elements are NaN, or were not written"
+        return replace(verdict, ok=False, why=why)
+    return verdict
 
 
 def _enter(
@@ -87,9 +97,7 @@ def _enter(
         if line.kind == "ceiling":
             return entry, call
         ulps = opjudge.OUR_ULPS if is_ours else opjudge.RIVAL_ULPS
-        # torch's errors stand beside ours in a table, so both are those of all rows.
-        rows = 0 if is_ours or line.name in EVERYWHERE else checked_rows(cell)
-        verdict = judged(call, cell, tensors, ulps, rows)
+        verdict = judged(call, cell, tensors, ulps)
         setting.synchronize()
     except Refusal as refusal:
         return replace(entry, why=str(refusal)), None
@@ -124,10 +132,11 @@ def lacking(cell: Cell, allocating: int, setting: Setting) -> str:
     """What device memory lacks for a cell whose contenders' outputs are so many, a sentence; "":
     nothing."""
     count, _ = bench.set_count(cell.ideal_bytes, setting.l2_bytes)
-    needed, there = cell.memory_bytes(count, allocating), setting.free_bytes()
+    held = setting.arena.held_bytes
+    needed, there = cell.memory_bytes(count, allocating), setting.free_bytes() + held
     if needed > there:
         gc.collect()  # takes half a second, so not at every cell
-        there = setting.free_bytes()
+        there = setting.free_bytes() + held
     if needed <= there:
         return ""
     return f"it would take {needed / 2**30:,.1f} GiB; {there / 2**30:,.1f} GiB are free"
@@ -135,18 +144,27 @@ def lacking(cell: Cell, allocating: int, setting: Setting) -> str:
 
 def measure(cell: Cell, lines: Sequence[Contender], setting: Setting) -> Row:
     """Judge and time a cell's contenders."""
-    start = time.perf_counter()
+    spent: dict[str, float] = {}
+    start = since = time.perf_counter()
+
+    def lap(name: str) -> None:
+        nonlocal since
+        now = time.perf_counter()
+        spent[name], since = round(now - since, 4), now
+
     row = Row(cell.op, cell.dtype, cell.rows, cell.cols, setting.values, cell.ideal_bytes)
     why = lacking(cell, sum(line.allocates(cell.op) for line in lines), setting)
     if why:
         return replace(row, why=why)
     sets = buffers(cell, setting)
+    lap("buffers")
     entries: dict[str, Entry] = {}
     calls: dict[str, Call] = {}
     for line in lines:
         entries[line.name], call = _enter(line, cell, sets.sets[0], setting)
         if call:
             calls[line.name] = call
+    lap("judging")
     # Only the ceiling must not fail: without it the cell says nothing.
     may_fail = [line.name for line in lines if line.kind != "ceiling"]
     try:
@@ -154,15 +172,18 @@ def measure(cell: Cell, lines: Sequence[Contender], setting: Setting) -> Row:
     except Exception as error:
         alive(setting, "the rounds", cell, error, "ours")
         raise
+    lap("rounds")
     for name, call in calls.items():
         entries[name] = _timed(entries[name], call, timings[name], sets.sets[0], cell, setting)
+    lap("do_bench")
     return replace(
         row,
         entries=tuple(entries.values()),
         is_cold_l2=sets.is_cold,
         sets=len(sets.sets),
         checked_rows=checked_rows(cell),
-        seconds=round(time.perf_counter() - start, 2),
+        seconds=round(time.perf_counter() - start, 3),
+        spent=spent,
     )
 
 
@@ -174,6 +195,10 @@ def _timed(
     cell: Cell,
     setting: Setting,
 ) -> Entry:
+    """An entry with its times. do_bench's is for ours, which a table shows, and for what no graph
+    holds."""
+    if entry.kind != "ours" and not timing.refused:
+        return _with_graph(entry, timing, cell)
     try:
         do_bench_us = setting.do_bench(lambda: call(*tensors))
     except Exception as error:  # noqa: BLE001  a row; the run goes on while the device does

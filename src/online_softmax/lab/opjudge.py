@@ -24,8 +24,7 @@ OUR_ULPS, RIVAL_ULPS = 0.5, 2.0
 
 @dataclass(frozen=True)
 class Judged:
-    """What `check` found. Of softmax the share is the error over the row's largest probability; of
-    any other operation it is the error itself."""
+    """What `check` found. A share is an error over the `size` of its row."""
 
     ok: bool
     max_error: float  # largest |result - float64| where that is a number
@@ -73,6 +72,22 @@ WANTED: dict[str, Callable[..., Wanted]] = {
 }
 
 
+def _largest(x: Tensor) -> Tensor:
+    """The largest finite |element| of each row."""
+    return x.abs().nan_to_num(0.0, 0.0, 0.0).amax(-1, keepdim=True)
+
+
+def size(op: str, want: Tensor, sizes: Tensor) -> Tensor:
+    """What an error is shown as a share of, for each row: its largest probability; of logarithms
+    the largest result, at least 1; of a gradient the largest of what is added and subtracted, which
+    grows with dy as the error does."""
+    if op == "logsumexp":
+        return want.abs().nan_to_num(0.0, 0.0, 0.0).clamp(min=1.0)
+    if op == "log_softmax":
+        return _largest(want).clamp(min=1.0)
+    return _largest(want if op == "softmax" else sizes)
+
+
 def check(
     op: str, inputs: Sequence[Tensor], got: Tensor, ulps: float = OUR_ULPS, rows: int = 0
 ) -> Judged:
@@ -91,13 +106,13 @@ def check(
         given, wanted = f"{tuple(got.shape)} {got.dtype}", f"{tuple(shape)} {whole.dtype}"
         return Judged(False, math.nan, f"the result is {given}, should be {wanted}")
     if rows and rows < len(whole):
-        places = [i * (len(whole) - 1) // max(rows - 1, 1) for i in range(rows)]
+        places = torch.arange(rows, device=whole.device) * (len(whole) - 1) // max(rows - 1, 1)
         return _check(op, [t[places] for t in inputs], got[places], places, ulps)
     return _check(op, inputs, got, range(len(whole)), ulps)
 
 
 def _check(
-    op: str, inputs: Sequence[Tensor], got: Tensor, places: Sequence[int], ulps: float
+    op: str, inputs: Sequence[Tensor], got: Tensor, places: Sequence[int] | Tensor, ulps: float
 ) -> Judged:
     eps = torch.finfo(got.dtype).eps
     spacing = ulps * torch.finfo(got.dtype).smallest_normal * eps  # near 0
@@ -105,6 +120,7 @@ def _check(
     rtol = RTOL + (0.0 if got.dtype == torch.float32 else ulps * eps)
     step = max(CHUNK // max(inputs[0].shape[1], 1), 1)
     worst = share_max = share_sum = 0.0
+    first_wrong = ""
     for start in range(0, len(got), step):
         part = slice(start, start + step)
         want, sizes = WANTED[op](*(t[part].double() for t in inputs))
@@ -115,17 +131,17 @@ def _check(
         right |= found == want  # infinities
         off = off.nan_to_num(0.0, posinf=0.0)
         worst = max(worst, float(off.max()))
-        share = off / want.amax(-1, keepdim=True) if op == "softmax" else off
+        share = (off / size(op, want, sizes)).nan_to_num(0.0)  # rows without a number are 0 / 0
         share_max = max(share_max, float(share.max()))
         share_sum += float(share.sum())
-        if not bool(right.all()):
+        if not first_wrong and not bool(right.all()):
             where = [int(i) for i in (~right).nonzero()[0]]
             at = tuple(where)
-            place = ", ".join(map(str, (places[start + where[0]], *where[1:])))
-            why = (
+            place = ", ".join(map(str, (int(places[start + where[0]]), *where[1:])))
+            first_wrong = (
                 f"[{place}] is {float(got[part][at]):.9g}, should be {float(want[at]):.9g} "
                 f"(allowed error {float(allowed[at]):.2g}); {int((~right).sum())} of "
                 f"{right.numel()} compared there are wrong"
             )
-            return Judged(False, worst, why)
-    return Judged(True, worst, "", share_max, share_sum / max(got.numel(), 1))
+    mean = share_sum / max(got.numel(), 1)
+    return Judged(not first_wrong, worst, first_wrong, share_max, mean)

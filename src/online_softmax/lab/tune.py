@@ -109,8 +109,7 @@ def _judged(variant: Variant, cell: Cell, sets: bench.Rotation, setting: Setting
     entry: dict[str, Any] = {"kernel": variant.kernel, "numbers": variant.numbers, "why": ""}
     entry |= {"is_planned": variant.is_planned}
     try:
-        rows = opbench.checked_rows(cell)
-        verdict = opbench.judged(variant.call, cell, sets.sets[0], opjudge.OUR_ULPS, rows)
+        verdict = opbench.judged(variant.call, cell, sets.sets[0], opjudge.OUR_ULPS)
         setting.synchronize()
     except Exception as error:  # noqa: BLE001  numbers that do not launch: a row
         opbench.alive(setting, variant.name, cell, error, "ours")

@@ -1,0 +1,130 @@
+"""What the command `bench` prints: the cells, the results, where the time went, how far it is."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from online_softmax.lab import benchoptions as options
+
+if TYPE_CHECKING:
+    from online_softmax.lab.benchfile import Part, Row
+    from online_softmax.lab.benchrun import Progress
+    from online_softmax.lab.grid import Cell
+
+
+def emit(text: str) -> None:
+    """Print whole lines as they are."""
+    typer.echo(text, nl=False)
+
+
+def list_cells(cells: Sequence[Cell], rivals: tuple[str, ...], as_json: bool) -> None:
+    """The cells, with the bytes that each moves and takes; nothing runs."""
+    from online_softmax import plan
+    from online_softmax.lab import bench, contenders
+
+    l2_bytes = plan.ARCHES[plan.DEFAULT_ARCH].l2_bytes
+    lines: list[dict[str, Any]] = []
+    for cell in cells:
+        sets, _ = bench.set_count(cell.ideal_bytes, l2_bytes)
+        names = rivals if cell.has_rivals else rivals[:1]
+        found = contenders.contenders(cell.op, cell.has_rivals, rivals)
+        memory = cell.memory_bytes(sets, sum(line.allocates(cell.op) for line in found))
+        lines.append({**asdict(cell), "rivals": names, "moves": cell.ideal_bytes, "takes": memory})
+    if as_json:
+        typer.echo(json.dumps(lines))
+        return
+    for cell, line in zip(cells, lines, strict=True):
+        typer.echo(
+            f"{cell.text}: moves {_bytes(line['moves'])}, takes {_bytes(line['takes'])}, "
+            f"beside {', '.join(line['rivals'])}"
+        )
+    most = max((line["takes"] for line in lines), default=0)
+    typer.echo(f"{len(lines)} cells; the largest takes {_bytes(most)} of device memory")
+
+
+def _bytes(count: float) -> str:
+    """A size for people.
+
+    >>> _bytes(1536)
+    '1.5 KiB'
+    """
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:.3g} GiB"
+
+
+def show(parts: Sequence[Part], as_json: bool = False) -> None:
+    """Everything that was kept, as tables or as the lines of a file."""
+    from rich.console import Console
+
+    from online_softmax.lab import benchfile, benchpage
+
+    if not as_json:
+        console = Console(highlight=False)
+        console.width = max(console.width, options.NARROWEST)
+        benchpage.render(parts, console)
+        return
+    for part in parts:
+        emit(benchfile.header_line(part.header))
+        for row in part.rows:
+            emit(benchfile.line("cell", row))
+        for other in part.others:
+            emit(benchfile.line(other["kind"], other))
+
+
+def _left(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    return (
+        f", about {seconds:.0f} s left" if seconds < 90 else f", about {seconds / 60:.0f} min left"
+    )
+
+
+@contextmanager
+def progress() -> Iterator[Progress]:
+    """On standard error: a bar that goes away on a terminal, else a line a cell."""
+    if not sys.stderr.isatty():
+        yield lambda text, done, total, left: typer.echo(
+            f"[{done + 1}/{total}] {text}{_left(left)}", err=True
+        )
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (BarColumn(24), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task("starting")
+        update: Callable[..., None] = bars.update
+        yield lambda text, done, total, left: update(
+            task,
+            description=f"{done + 1} of {total}: {text}{_left(left)}",
+            completed=done,
+            total=total,
+        )
+
+
+def spent(rows: Sequence[Row], seconds: float) -> str:
+    """Where a run's time went, a sentence; "" without cells.
+
+    Args:
+        rows: the cells that it measured.
+        seconds: that it took in all.
+    """
+    if not rows:
+        return ""
+    found: dict[str, float] = {}
+    for row in rows:
+        for name, each in row.spent.items():
+            found[name] = found.get(name, 0.0) + each
+    found["the rest"] = max(seconds - sum(found.values()), 0.0)
+    said = ", ".join(f"{name} {each:.1f} s" for name, each in found.items())
+    return f"{len(rows)} cells in {seconds:.1f} s, {seconds / len(rows):.3f} s a cell: {said}"

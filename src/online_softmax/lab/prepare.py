@@ -1,0 +1,223 @@
+"""Compiling all that cells will run, in many processes, into the caches on disk: a later benchmark
+spends its time on the GPU on measuring alone.
+
+Ours needs no GPU: sources go through NVRTC. A rival is called once on a cell's own shape, since
+torch.compile, quack and Triton specialise on it; its caches are its own (TORCHINDUCTOR_CACHE_DIR,
+TRITON_CACHE_DIR, QUACK_CACHE_DIR say where).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import Any
+
+import torch
+
+from online_softmax import rowplan
+from online_softmax.lab import ceilings
+from online_softmax.lab.contenders import RIVALS, Refusal
+from online_softmax.lab.grid import ITEM_BYTES, Cell
+from online_softmax.plan import Problem
+
+CONTEXT_BYTES = 2**30  # of device memory that each process has for itself
+COMPILED = ("compile", "quack", "liger")  # rivals that compile when they are called
+BY_ROWS = ("compile",)  # of them, those whose code depends on the number of rows
+
+
+@dataclass(frozen=True)
+class Task:
+    """One thing to compile: a kernel of ours, or a rival's call on a cell's shape."""
+
+    name: str  # "ours" or a rival's
+    kernel: tuple[str, str, str] = ("", "", "")  # of ours: file, symbol, architecture
+    cell: Cell | None = None  # of a rival
+
+    @property
+    def text(self) -> str:
+        return f"{self.name}: {self.cell.text if self.cell else self.kernel[1]}"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What became of the tasks."""
+
+    compiled: int
+    refused: tuple[str, ...]  # task: reason; of a rival the same reason will be its row
+    left: int  # not begun, or not ended, when the seconds were over
+    seconds: float
+
+
+# ---- what there is to compile
+
+
+def kernels(cell: Cell, arch: str) -> list[tuple[str, str]]:
+    """The (file, symbol) of our launches on a cell's buffers, which begin on 16-byte boundaries,
+    and of its ceiling."""
+    from online_softmax.cuda import row_launch
+
+    x = torch.empty((cell.rows, cell.cols), dtype=getattr(torch, cell.dtype), device="meta")
+    row = rowplan.numbers(cell.op, cell.cols, cell.dtype, arch)
+    is_lse = cell.op == "logsumexp"
+    matrices = 1 if is_lse else 3 if cell.op in rowplan.BACKWARD else 2
+    l2_bytes = Problem(0, 0, arch=arch).facts.l2_bytes
+    streams = rowplan.leaves_l2(x.numel() * x.itemsize * matrices, l2_bytes)
+    if cell.op in rowplan.BACKWARD:
+        work = row_launch.backward(cell.op, x, x, x, 1.0, False, row, streams)
+    else:
+        work = row_launch.forward(cell.op, x, x[:, :1] if is_lse else x, 1.0, False, row, streams)
+    ceiling = ("read", "copy", "add")[matrices - 1]
+    return [*((each.file, each.symbol) for each in work), (ceilings.FILE, ceiling)]
+
+
+def tasks(cells: Iterable[Cell], rivals: Sequence[str], arch: str) -> list[Task]:
+    """Everything that the cells run and that must be compiled, each once; ours first."""
+    ours: dict[Task, None] = {}
+    theirs: dict[tuple[Any, ...], Task] = {}
+    for cell in cells:
+        for file, symbol in kernels(cell, arch):
+            ours[Task("ours", (file, symbol, arch))] = None
+        for name in rivals:
+            if name in COMPILED and cell.has_rivals and not _lacks(name, cell.op):
+                rows = cell.rows if name in BY_ROWS else 0
+                theirs.setdefault(
+                    (name, cell.op, cell.dtype, cell.cols, rows), Task(name, cell=cell)
+                )
+    # The longest first: what is left at the end is short.
+    order = sorted(theirs.values(), key=lambda task: COMPILED.index(task.name))
+    return [*ours, *order]
+
+
+def _lacks(name: str, op: str) -> bool:
+    return name != "compile" and op not in ("softmax", "softmax_backward")
+
+
+# ---- one task, in a process of its own
+
+
+def do(task: Task, device: str = "cuda") -> str:
+    """Compile; "" or why a rival refused, on one line. Errors of ours are errors."""
+    if task.cell is None:
+        from online_softmax import jit
+
+        jit.compile(*task.kernel)
+        return ""
+    cell, dtype = task.cell, getattr(torch, task.cell.dtype)
+    tensors = [torch.zeros(cell.rows, cell.cols, dtype=dtype, device=device)]
+    if cell.op in rowplan.BACKWARD:
+        tensors.append(torch.zeros_like(tensors[0]))
+    out = tensors[0].new_empty(cell.rows) if cell.op == "logsumexp" else tensors[0]
+    try:
+        RIVALS[task.name](cell.op)(*tensors, out)
+        if device == "cuda":
+            torch.cuda.synchronize()
+    except Refusal as refusal:
+        return str(refusal)
+    except Exception as error:  # noqa: BLE001  a rival may fail in any way: its row will say so
+        return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
+    finally:
+        del tensors, out
+        if device == "cuda":
+            torch.cuda.empty_cache()
+    return ""
+
+
+def _begin() -> None:
+    """A process compiles by itself: it does not start further ones."""
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    torch.set_num_threads(1)
+
+
+# ---- all of them
+
+
+def task_bytes(task: Task) -> int:
+    """Device memory that a task takes, its process's share included."""
+    if task.cell is None:
+        return 0
+    matrix = task.cell.rows * task.cell.cols * ITEM_BYTES[task.cell.dtype]
+    return CONTEXT_BYTES + task.cell.ideal_bytes + 2 * matrix
+
+
+def workers(todo: Sequence[Task], asked: int, free_bytes: int) -> int:
+    """How many processes: as many as asked for, fewer where device memory would run out."""
+    most = max(map(task_bytes, todo), default=0)
+    fit = free_bytes // most if most else asked
+    return max(min(asked, fit, len(todo)), 1)
+
+
+def pool(count: int) -> Executor:
+    """Processes that share nothing with this one: CUDA does not survive a fork."""
+    return ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=_begin)
+
+
+def prepare(
+    todo: Sequence[Task],
+    count: int,
+    seconds: float = float("inf"),
+    tell: Callable[[str, int, int], None] | None = None,
+    make_pool: Callable[[int], Executor] = pool,
+    one: Callable[[Task], str] = do,
+) -> Prepared:
+    """Do tasks in `count` processes, and begin none after so many seconds.
+
+    Args:
+        todo: what to compile.
+        count: processes.
+        seconds: the limit.
+        tell: is told the next task's text, how many are done, how many there are.
+        make_pool: the processes; a test has its own.
+        one: does a task and returns why it refused, or "".
+
+    Raises:
+        CompileError: a kernel of ours does not compile.
+    """
+    begun = time.perf_counter()
+    refused: list[str] = []
+    done = 0
+    executor = make_pool(count)
+    waiting = list(reversed(todo))
+    running: dict[Future[str], Task] = {}
+    try:
+        while waiting or running:
+            left = seconds - (time.perf_counter() - begun)
+            if left <= 0:
+                break
+            # Two tasks a process: none waits, and few have begun when the seconds are over.
+            while waiting and len(running) < 2 * count:
+                task = waiting.pop()
+                running[executor.submit(one, task)] = task
+            found, _ = wait(running, min(left, 5.0), return_when="FIRST_COMPLETED")
+            for each in found:
+                task = running.pop(each)
+                try:
+                    why = each.result()
+                except BrokenProcessPool:  # and what ran beside it, which later runs compile
+                    why = "a process died"
+                done += 1
+                if why:
+                    refused.append(f"{task.text}: {why}")
+                if tell:
+                    tell(task.text, done, len(todo))
+            if any(isinstance(each.exception(), BrokenProcessPool) for each in found):
+                for task in running.values():
+                    refused.append(f"{task.text}: a process died")
+                done, running = done + len(running), {}
+                executor = make_pool(count)
+    finally:
+        executor.shutdown(wait=not running, cancel_futures=True)
+    spent = time.perf_counter() - begun
+    return Prepared(done - len(refused), tuple(refused), len(todo) - done, spent)
+
+
+def here(cells: Sequence[Cell], rivals: Sequence[str], asked: int) -> tuple[list[Task], int]:
+    """The tasks of cells for the GPU that is here, and how many processes should do them."""
+    from online_softmax import jit
+
+    todo = tasks(cells, rivals, jit.device_arch())
+    return todo, workers(todo, asked or os.cpu_count() or 1, torch.cuda.mem_get_info()[0])

@@ -1,0 +1,152 @@
+"""Compiling before measuring: what there is to compile, in how many processes, what is told."""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+
+import pytest
+import torch
+
+from online_softmax.cuda import row_launch
+from online_softmax.lab import contenders, grid, prepare
+from online_softmax.lab.grid import Cell
+from online_softmax.lab.prepare import Task
+
+ARCH = "sm_90a"
+BIG, FEW = Cell("softmax", "bfloat16", 32768, 4096), Cell("softmax", "bfloat16", 4, 1024)
+RIVALS = ("torch", "compile", "quack", "liger")
+
+
+@pytest.mark.parametrize("op", grid.OPS)
+def test_kernels_are_those_that_a_launch_takes(op: str):
+    """The widths of a tuning table, whole rows and others, few rows and many."""
+    known = set(row_launch.instances(ARCH, (4096, 50257, 4194304), (torch.bfloat16,)))
+    for cols in (4096, 50257, 4194304):
+        *found, ceiling = prepare.kernels(Cell(op, "bfloat16", grid.WHOLE // cols, cols), ARCH)
+        assert set(found) <= known, cols
+        assert found
+        assert ceiling[0] == "ceilings.cu"
+
+
+def test_few_rows_stay_in_the_l2_and_take_another_kernel():
+    big, few = (prepare.kernels(Cell("softmax", "float32", n, 4096), ARCH)[0] for n in (32768, 4))
+    assert big != few
+    assert "true" in big[1]
+
+
+def test_tasks_are_each_once_and_torch_has_none():
+    cells = [BIG, BIG, FEW, Cell("softmax", "bfloat16", 8, 1024)]
+    todo = prepare.tasks(cells, RIVALS, ARCH)
+    assert len(set(todo)) == len(todo)
+    assert {task.name for task in todo} == {"ours", "compile", "quack", "liger"}
+    assert [task.cell for task in todo if task.name == "compile"] == [
+        BIG,
+        FEW,
+    ]  # 8 rows: torch alone
+    kernels = [task.kernel[:2] for task in todo if task.name == "ours"]
+    assert ("ceilings.cu", "copy") in kernels
+
+
+def test_only_torch_compile_makes_code_for_a_number_of_rows():
+    cells = [Cell("softmax", "float32", rows, 32001) for rows in (1, 2, 4)]
+    names = [task.name for task in prepare.tasks(cells, RIVALS, ARCH)]
+    assert (names.count("compile"), names.count("quack"), names.count("liger")) == (3, 1, 1)
+    lse = [Cell("logsumexp", "float32", 1, 32001)]
+    assert {task.name for task in prepare.tasks(lse, RIVALS, ARCH)} == {"ours", "compile"}
+
+
+def test_processes_are_bounded_by_memory():
+    task = Task("compile", cell=BIG)  # 512 MiB of x and y, as much again, and a context
+    assert prepare.task_bytes(task) == 2 * 2**30
+    assert prepare.workers([task] * 9, 16, 8 * 2**30) == 4
+    assert prepare.workers([task] * 9, 3, 8 * 2**30) == 3
+    assert prepare.workers([task], 16, 2**40) == 1
+    assert prepare.workers([Task("ours")] * 9, 4, 1) == 4
+    assert prepare.workers([task], 16, 1) == 1
+
+
+def test_what_refuses_is_told_and_the_rest_is_compiled():
+    told: list[tuple[str, int, int]] = []
+    todo = [Task("quack", cell=BIG), Task("liger", cell=BIG), Task("compile", cell=FEW)]
+
+    def one(task: Task) -> str:
+        return "not that wide" if task.name == "liger" else ""
+
+    done = prepare.prepare(
+        todo, 2, tell=lambda *each: told.append(each), make_pool=ThreadPoolExecutor, one=one
+    )
+    assert (done.compiled, done.left) == (2, 0)
+    assert done.refused == ("liger: softmax bfloat16 32768 x 4096: not that wide",)
+    assert [each[1:] for each in told] == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_seconds_end_it():
+    todo = [Task("quack", cell=BIG)] * 5
+    done = prepare.prepare(todo, 1, 0.0, make_pool=ThreadPoolExecutor, one=lambda task: "")
+    assert (done.compiled, done.left) == (0, 5)
+
+
+def test_a_process_that_dies_takes_its_neighbours_alone():
+    class Dying(Executor):
+        """The first pool's second task kills it."""
+
+        pools = 0
+
+        def __init__(self, count: int) -> None:
+            Dying.pools += 1
+            self.submitted = 0
+
+        def submit(self, function, *arguments):
+            self.submitted += 1
+            future: Future = Future()
+            if Dying.pools == 1 and self.submitted == 2:
+                future.set_exception(BrokenProcessPool("killed"))
+            elif Dying.pools > 1 or self.submitted == 1:
+                future.set_result(function(*arguments))
+            return future  # of the first pool, the third never ends
+
+        def shutdown(self, wait=True, cancel_futures=False):
+            pass
+
+    todo = [Task("quack", cell=Cell("softmax", "float32", 1, 1000 + n)) for n in range(6)]
+    done = prepare.prepare(todo, 2, make_pool=Dying, one=lambda task: "")
+    assert Dying.pools == 2
+    assert (done.compiled, done.left) == (3, 0)
+    assert [why.rsplit(": ")[-1] for why in done.refused] == ["a process died"] * 3
+
+
+def test_a_rival_is_called_on_the_cell_s_shape(monkeypatch: pytest.MonkeyPatch):
+    seen: list[list[tuple[int, ...]]] = []
+
+    def make(op: str):
+        return lambda *tensors: seen.append([tuple(t.shape) for t in tensors])
+
+    monkeypatch.setitem(contenders.RIVALS, "compile", make)
+    for op in ("softmax", "softmax_backward", "logsumexp"):
+        assert prepare.do(Task("compile", cell=Cell(op, "bfloat16", 3, 40)), "cpu") == ""
+    assert seen == [[(3, 40)] * 2, [(3, 40)] * 3, [(3, 40), (3,)]]
+
+    def failing(op: str):
+        raise ValueError("cols must\nbe even")
+
+    monkeypatch.setitem(contenders.RIVALS, "quack", failing)
+    assert prepare.do(Task("quack", cell=FEW), "cpu") == "ValueError: cols must be even"
+    assert prepare.do(Task("quack", cell=Cell("logsumexp", "float32", 3, 40)), "cpu") != ""
+
+
+def test_processes_for_real():
+    """In a process of its own, torch.compile's threads off; what is returned comes back."""
+    todo = [Task("absent", cell=Cell("softmax", "float32", 2, 8))]
+    done = prepare.prepare(todo, 1, one=_threads)
+    assert done.refused == ("absent: softmax float32 2 x 8: threads 1",)
+
+
+def _threads(task: Task) -> str:
+    import os
+
+    return f"threads {os.environ['TORCHINDUCTOR_COMPILE_THREADS']}"
+
+
+def test_a_rival_that_this_knows_not_compiles_nothing():
+    assert {name for name in contenders.RIVALS if name not in prepare.COMPILED} == {"torch"}
