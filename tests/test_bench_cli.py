@@ -59,7 +59,8 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
 @without_gpu
 def test_bench_says_that_it_needs_a_gpu(tmp_path: Path):
     saved = tmp_path / "run.jsonl"
-    for asked in (["softmax"], ["--tune", "softmax"], ["--host", "8,1024"]):
+    asks = (["softmax"], ["--tune", "softmax"], ["--host", "8,1024"], ["softmax", "--prepare"])
+    for asked in asks:
         assert "bench needs a CUDA GPU" in refusal(*asked, "--save", saved)
     assert not saved.exists()
 
@@ -100,6 +101,11 @@ def test_list_as_json_is_sharded():
         (["softmax", "--cells", "4096"], "ROWSxCOLS"),
         (["softmax", "--values", "zeros"], "--values zeros: there are normal, ascending"),
         (["--host", "8"], "--host 8: give ROWS,COLS"),
+        (["softmax", "--seconds", "nan"], "--seconds nan: give a number of seconds, at least 0"),
+        (["softmax", "--seconds", "-1"], "--seconds -1: give a number of seconds, at least 0"),
+        (["softmax", "--workers", "0"], "--workers 0: give a whole number, at least 1"),
+        (["softmax", "--prepare", "--accuracy"], "--prepare and --accuracy, one of them, stand"),
+        (["--tune", "softmax", "--prepare"], "--prepare and --accuracy, one of them, stand"),
         (["--from", "no/such.jsonl"], "such.jsonl cannot be read: No such file or directory"),
     ],
 )
@@ -205,6 +211,27 @@ def test_seconds_end_a_run_that_can_go_on(tmp_path: Path, pretended: dict):
     assert "2 cells are left" in done.stderr
     run(*asked, "--seconds", "600")
     assert [row.cols for row in benchfile.read([saved])[0].rows] == [40, 64]
+
+
+def test_where_the_time_went_is_told(pretended: dict):
+    done = invoke("softmax", *CELLS, "--dtype", "fp32", "--json")
+    said = next(line for line in done.stderr.splitlines() if line.startswith("note: 2 cells in "))
+    assert re.search(r" s a cell: buffers .* s, judging .* s, rounds .* s, do_bench ", said)
+
+
+def test_several_files_become_one(tmp_path: Path, pretended: dict):
+    paths = [tmp_path / f"{index}.jsonl" for index in range(2)]
+    asked = ("softmax", *CELLS, "--dtype", "fp32")
+    run(*asked, "--shard", "0/2", "--save", paths[0])
+    run(*asked, "--save", paths[1])  # the first cell again
+    whole = tmp_path / "deep" / "whole.jsonl"
+    shown = run("--from", *paths, "--save", whole)
+    (part,) = benchfile.read([whole])
+    assert [row.cols for row in part.rows] == [40, 64]
+    assert run("--from", whole) == shown == run("--from", *paths)
+    assert "--resume goes on with it" in refusal("--from", *paths, "--save", whole)
+    assert run("--from", *paths, "--json", "--save", tmp_path / "again.jsonl") == ""
+    assert (tmp_path / "again.jsonl").read_text() == whole.read_text()
 
 
 def test_several_files_are_shown_together(tmp_path: Path, pretended: dict):

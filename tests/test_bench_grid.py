@@ -12,9 +12,9 @@ from online_softmax.lab.inputs import BadInput
 
 
 def test_examples_in_docstrings_hold():
-    from online_softmax.lab import bench, contenders, goals, hostcost
+    from online_softmax.lab import accuracy, bench, benchshow, contenders, goals, hostcost
 
-    for module in (grid, bench, contenders, goals, hostcost):
+    for module in (accuracy, grid, bench, benchshow, contenders, goals, hostcost):
         tried = doctest.testmod(module, verbose=False)
         assert tried.attempted > 0, module
         assert tried.failed == 0, module

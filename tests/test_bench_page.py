@@ -226,7 +226,7 @@ def test_without_stored_results_the_page_says_so():
     text = report.PERFORMANCE.read_text(encoding="utf-8")
     empty = report.performance(text, [])
     bodies = re.findall(r"<!-- (\w+):begin -->\n(.*?)\n<!-- \1:end -->", empty, re.DOTALL)
-    assert len(bodies) == 11
+    assert len(bodies) == len(report.SECTIONS) + 1
     assert {body for _, body in bodies} == {report.NOTHING}
 
 
@@ -252,3 +252,17 @@ def test_stored_runs_of_bench_are_found(tmp_path):
     path = tmp_path / "bench-softmax.jsonl"
     path.write_text(benchfile.header_line(HEADER))
     assert report.stored_bench(tmp_path) == [Part(HEADER, ())]
+
+
+def test_the_page_of_errors_from_stored_results(tmp_path):
+    ours = {"ok": True, "why": "", "max": 1e-7, "mean": 1e-9}
+    line = {"kind": "accuracy", "op": "softmax", "dtype": "float32", "rows": 3, "cols": 128,
+            "values": "normal", "device": "cuda", "ours": ours, "torch": ours}  # fmt: skip
+    (tmp_path / "accuracy-row-operations.jsonl").write_text(
+        benchfile.header_line(HEADER) + benchfile.line("accuracy", line)
+    )
+    text = report.ACCURACY.read_text(encoding="utf-8")
+    found = report.errors(text, report.stored_bench(tmp_path, "accuracy"))
+    row = "| softmax | float32 | normal | 128 | 1.00e-07 | 1.00e-07 | 1.00e-09 | 1.00e-09 | yes |"
+    assert row in found
+    assert f"<!-- errors:begin -->\n{report.NOTHING}" in report.errors(text, [])

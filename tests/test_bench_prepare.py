@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from online_softmax.cuda import row_launch
-from online_softmax.lab import contenders, grid, prepare
+from online_softmax.lab import cli, contenders, grid, prepare
 from online_softmax.lab.grid import Cell
 from online_softmax.lab.prepare import Task
 
@@ -150,3 +152,37 @@ def _threads(task: Task) -> str:
 
 def test_a_rival_that_this_knows_not_compiles_nothing():
     assert {name for name in contenders.RIVALS if name not in prepare.COMPILED} == {"torch"}
+
+
+def test_preparing_is_told_and_measures_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    todo = [prepare.Task("compile", cell=Cell("softmax", "float32", 3, 40))]
+    asked = {}
+
+    def here(cells, rivals, workers):
+        asked.update(cells=len(cells), rivals=rivals, workers=workers)
+        return todo, 3
+
+    def done(todo, count, seconds, tell):
+        asked.update(count=count, seconds=seconds)
+        tell(todo[0].text, 1, 1)
+        return prepare.Prepared(0, ("compile: softmax: too odd",), 2, 1.25)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(prepare, "here", here)
+    monkeypatch.setattr(prepare, "prepare", done)
+    words = ["bench", "softmax", "--cells", "3x40,2x64", "--dtype", "fp32", "--prepare"]
+    words += ["--against", "compile"]
+    said = CliRunner().invoke(cli.app, [*words, "--workers", "5", "--seconds", "9"])
+    assert said.exit_code == 0, said.output
+    assert asked == {"cells": 2, "rivals": ("torch", "compile"), "workers": 5, "count": 3,
+                     "seconds": 9.0}  # fmt: skip
+    assert said.stdout == ""
+    assert said.stderr.splitlines() == [
+        "1 things to compile, 3 processes",
+        "[1/1] compile: softmax float32 3 x 40",
+        "refused: compile: softmax: too odd",
+        "0 compiled in 1.2 s, 1 refused, 2 left",
+    ]
+    saving = CliRunner().invoke(cli.app, [*words, "--save", str(tmp_path / "x.jsonl")])
+    assert saving.exit_code == 2
+    assert "keeps nothing in --save" in saving.output

@@ -157,7 +157,7 @@ def test_wrong_words(words: str, why: str):
             f"bench softmax {option}"
             for option in (
                 "--grid", "--cells", "--dtype", "--against", "--values", "--shard", "--tune",
-                "--host", "--save", "--from",
+                "--host", "--save", "--from", "--seconds", "--workers",
             )
         ),
         "explain 3 4 --arch", "explain 3 4 --dtype", "explain 3", "trace 1 --block", "trace",

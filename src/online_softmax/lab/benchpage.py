@@ -5,7 +5,7 @@ Nothing is rounded before it is compared, and a cell without a time says why.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich import box
@@ -18,6 +18,7 @@ from online_softmax.lab import accuracy, benchfile, fusion, goals, hostcost, tun
 from online_softmax.lab.benchfile import Entry, Part, Row
 from online_softmax.lab.contenders import RIVALS
 from online_softmax.lab.goals import Beside
+from online_softmax.lab.grid import Cell
 
 NONE = "—"
 
@@ -98,24 +99,31 @@ def _ours(rows: Iterable[Row]) -> list[str]:
     return list(dict.fromkeys(("ours", *there)))
 
 
-def cell_tables(rows: Sequence[Row], title: str = "") -> list[Table]:
-    """Every cell, a table for each operation and type."""
+Prices = Mapping[tuple[Cell, str], float]  # tune.prices
+
+
+def cell_tables(rows: Sequence[Row], title: str = "", prices: Prices | None = None) -> list[Table]:
+    """Every cell, a table for each operation and type; with prices where some are known."""
     tables = []
+    prices = prices or {}
     for (op, dtype), group in _groups(rows).items():
         rivals = _rivals(group)
         # Ours under another setting, "ours, ..." say, stands beside with its own time.
-        more = _ours(group)[1:]
+        further = _ours(group)[1:]
+        paid = [prices.get((row.cell, row.values)) for row in group]
         head = ("rows x cols", "ceiling µs", "µs", "GB/s", "of ceiling", "do_bench µs")
         lines = []
-        for row in group:
+        for row, share in zip(group, paid, strict=True):
             ours = row.entry("ours") or Entry("ours", "ours")
             gbs = NONE if ours.gbs is None else f"{ours.gbs:,.0f}"
             line = [_size(row), _time(row.entry("ceiling")), _time(ours), gbs]
             line += [_share(goals.of_ceiling(row)), _us(ours.do_bench_us)]
-            line += [_time(row.entry(name)) for name in more]
+            line += [_times(share)] if any(paid) else []
+            line += [_time(row.entry(name)) for name in further]
             lines.append((*line, *(_beside(row, name) for name in rivals)))
-        whole = (*head, *(f"{name} µs" for name in more), *(f"x {name}" for name in rivals))
-        tables.append(Table(f"{op} {dtype}{title}", whole, tuple(lines)))
+        more = ["price"] if any(paid) else []
+        more += [f"{name} µs" for name in further] + [f"x {name}" for name in rivals]
+        tables.append(Table(f"{op} {dtype}{title}", (*head, *more), tuple(lines)))
     return tables
 
 
@@ -225,17 +233,20 @@ def _others(parts: Sequence[Part], kind: str) -> list[Table]:
 def sections(parts: Sequence[Part], is_page: bool = False) -> dict[str, list[Table]]:
     """Everything that stored parts say, by section; the verdicts last, where a terminal shows them.
 
-    A page has of the small cells those with every rival alone: its readers have the files too.
+    A page has of the small cells those with every rival alone, and no rankings of cuts: its readers
+    have the files too.
     """
     rows = benchfile.latest(parts)
+    tuned = [other for part in parts for other in part.others if other["kind"] == "tuning"]
+    prices = tune.prices(tuned)
     small = [r for r in rows if not r.cell.is_large and (r.cell.has_rivals or not is_page)]
     found = {
-        "tuning": _others(parts, "tuning"),
+        "tuning": [] if is_page else _others(parts, "tuning"),
         "host": _others(parts, "host"),
         "fusion": _others(parts, "fusion"),
         "errors": _others(parts, "accuracy"),
         "large": cell_tables([r for r in rows if r.cell.is_large]),
-        "small": cell_tables(small, ", other cells"),
+        "small": cell_tables(small, ", other cells", prices),
         "refusals": [refusals_table(rows)],
         "accuracy": [accuracy_table(rows)],
         "few": [few_table(rows)],

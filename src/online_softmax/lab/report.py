@@ -10,7 +10,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from online_softmax.catalogue import KERNELS
@@ -26,8 +26,9 @@ PERFORMANCE = ROOT / "docs" / "performance.md"
 LESSONS = ROOT / "docs" / "lessons"
 PICTURE = ROOT / "docs" / "ladder.png"
 MAIN = ("float32", 32768, 4096)  # the cell of README's table and picture
-SECTIONS = ("means", "below", "slower", "few", "host", "accuracy", "large", "small", "refusals",
-            "tuning")  # fmt: skip
+ACCURACY = ROOT / "docs" / "accuracy.md"
+SECTIONS = ("means", "below", "slower", "few", "host", "fusion", "accuracy", "large", "small",
+            "refusals")  # fmt: skip
 NOTHING = "No results are stored yet."
 NO_TABLE = "The stored results have none."
 NO_CELL = "None."
@@ -183,21 +184,32 @@ def traffic_table(path: Path = TRAFFIC) -> str:
     return table(head, rows) + "\n\n" + note
 
 
-def stored_bench(folder: Path = RESULTS) -> list[Part]:
-    """Every stored run of `bench`."""
-    return benchfile.read(sorted(folder.glob("bench-*.jsonl")))
+def stored_bench(folder: Path = RESULTS, kind: str = "bench") -> list[Part]:
+    """Every stored run of `bench`; of `bench --tune` or `--accuracy`: "tuning", "accuracy"."""
+    return benchfile.read(sorted(folder.glob(f"{kind}-*.jsonl")))
 
 
 def _escaped(line: Iterable[str]) -> list[str]:
     return [cell.replace("|", "\\|") for cell in line]
 
 
-def performance(text: str, parts: list[Part]) -> str:
-    """docs/performance.md with its tables drawn from stored runs; without any, it says so."""
-    found = benchpage.sections(parts, is_page=True)
+def performance(text: str, parts: list[Part], tuned: Sequence[Part] = ()) -> str:
+    """docs/performance.md with its tables drawn from stored runs; without any, it says so. Of
+    rankings of cuts the tables have the price."""
+    return _drawn(text, SECTIONS, parts, benchpage.sections([*parts, *tuned], is_page=True))
+
+
+def errors(text: str, parts: list[Part]) -> str:
+    """docs/accuracy.md with its table of errors drawn from stored runs."""
+    return _drawn(text, ("errors",), parts, benchpage.sections(parts, is_page=True))
+
+
+def _drawn(
+    text: str, names: Sequence[str], parts: list[Part], found: dict[str, list[benchpage.Table]]
+) -> str:
     said = list(dict.fromkeys(map(benchpage.circumstances, parts)))
     bodies = {"circumstances": "\n".join(f"- {each}" for each in said) or NOTHING}
-    for name in SECTIONS:
+    for name in names:
         tables = found.get(name, [])
         drawn = [
             (f"**{each.title}**\n\n" if len(tables) > 1 else "")
@@ -223,7 +235,10 @@ def documents(runs: list[Run]) -> dict[Path, str]:
     text = README.read_text(encoding="utf-8")
     text = replaced(text, "ladder", ladder_table(runs))
     wanted = {README: text}
-    wanted[PERFORMANCE] = performance(PERFORMANCE.read_text(encoding="utf-8"), stored_bench())
+    page = PERFORMANCE.read_text(encoding="utf-8")
+    wanted[PERFORMANCE] = performance(page, stored_bench(), stored_bench(kind="tuning"))
+    page = ACCURACY.read_text(encoding="utf-8")
+    wanted[ACCURACY] = errors(page, stored_bench(kind="accuracy"))
     for path in sorted(LESSONS.glob("*.md")):
         lesson = path.read_text(encoding="utf-8")
         parts: dict[str, Callable[[], str]] = {

@@ -6,7 +6,7 @@ with this as the reason. Nothing tunes at run time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -58,9 +58,13 @@ def variants(op: str, problem: Problem) -> list[Variant]:
     rows = rowplan.sweep(op, problem.cols, problem.dtype, problem.arch)
     found = []
     for row in rows:
-        kept = {k: v for k, v in asdict(row).items() if v and k not in ("why", "kernel")}
-        found.append(Variant(row.kernel, kept, partial(_run, op, row), row == rows[0]))
+        found.append(Variant(row.kernel, _given(row), partial(_run, op, row), row == rows[0]))
     return found
+
+
+def _given(row: rowplan.Row) -> dict[str, Any]:
+    """The launch numbers that a result is kept with."""
+    return {k: v for k, v in asdict(row).items() if v and k not in ("why", "kernel")}
 
 
 def _run(op: str, row: rowplan.Row, *tensors: torch.Tensor) -> None:
@@ -125,6 +129,32 @@ def is_kept(log: benchfile.Log, cell: Cell, values: str) -> bool:
         for part in log.kept
         for each in part.others
     )
+
+
+def price(line: dict[str, Any]) -> float | None:
+    """What rows pay for bits that do not depend on how many they are: the time of the fastest cut
+    on so many rows, as a share of that of the cut that is planned today, by the columns alone.
+
+    1: nothing; 0.8: another cut would take 0.8 of the time. None: there is no time of either.
+    """
+    timed = [each for each in line["ranking"] if each.get("median_us")]
+    if not timed or "arch" not in line:
+        return None
+    row = rowplan.numbers(line["op"], line["cols"], line["dtype"], line["arch"])
+    today = (row.kernel, _given(row))
+    planned = [e["median_us"] for e in timed if (e["kernel"], e["numbers"]) == today]
+    return min(each["median_us"] for each in timed) / planned[0] if planned else None
+
+
+def prices(lines: Iterable[dict[str, Any]]) -> dict[tuple[Cell, str], float]:
+    """By cell and kind of input, from kept rankings, the last of each cell."""
+    found: dict[tuple[Cell, str], float] = {}
+    for line in lines:
+        value = price(line)
+        if value is not None:
+            cell = Cell(line["op"], line["dtype"], line["rows"], line["cols"])
+            found[cell, line["values"]] = value
+    return found
 
 
 def table(line: dict[str, Any]) -> tuple[str, tuple[str, ...], tuple[tuple[str, ...], ...], int]:

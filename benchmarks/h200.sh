@@ -1,0 +1,114 @@
+#!/usr/bin/env bash
+# Repeat the stored run: compile, measure every cell in shards over the GPUs that are there, then
+# accuracy, fusion, host cost and the rankings of few rows. One command:
+#
+#   benchmarks/h200.sh OUT [STAGE[=SECONDS]]...
+#
+#   benchmarks/h200.sh out                                  # all stages, each with its own limit
+#   benchmarks/h200.sh out prepare=200 cells=300            # these stages, so long
+#   ONLY_TORCH=1 benchmarks/h200.sh out cells=300           # torch alone as rival, in all cells
+#
+# Stages: prepare, cells, merge, accuracy, fusion, host, tuning. A stage that its seconds end goes on
+# where it stopped when the command is run again. PYTHON names the interpreter (python3), CACHE a
+# folder for what compilers make (OUT/cache), CUDA_VISIBLE_DEVICES the GPUs (all).
+# At the end: copy OUT/results/* to benchmarks/results/h200 and run `make readme`.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+OUT=${1:?give a folder for what is measured}
+shift
+PYTHON=${PYTHON:-python3}
+export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH} OMP_NUM_THREADS=1
+CACHE=${CACHE:-$OUT/cache}
+mkdir -p "$OUT/results" "$OUT/shards" "$CACHE"
+OUT=$(cd "$OUT" && pwd) CACHE=$(cd "$CACHE" && pwd)
+# One cache for all shards, which a later call of this command finds again.
+export TORCHINDUCTOR_CACHE_DIR=$CACHE/inductor TRITON_CACHE_DIR=$CACHE/triton
+export QUACK_CACHE_DIR=$CACHE/quack ONLINE_SOFTMAX_CACHE_DIR=$CACHE/online_softmax
+export TORCHINDUCTOR_COMPILE_THREADS=1 # what is missing is compiled in place: no pool to start
+
+OPS="softmax log_softmax softmax_backward log_softmax_backward logsumexp"
+AGAINST=torch,compile,quack,liger
+[ -z "${ONLY_TORCH:-}" ] || AGAINST=torch
+FEW=1x32000,16x32000,1x65536,16x65536,1x128256,16x128256,1x262144,16x262144,1x1048576,16x1048576
+# Of the GPUs named, or else of all: torch counts them, under any name.
+GPUS=$("$PYTHON" -c 'import torch; print(torch.cuda.device_count())')
+[ "$GPUS" -gt 0 ] || { echo "h200.sh: torch sees no CUDA GPU here" >&2; exit 2; }
+IFS=, read -ra DEVICES <<<"${CUDA_VISIBLE_DEVICES:-$(seq -s, 0 $((GPUS - 1)))}"
+CORES=$(nproc)
+
+bench() { "$PYTHON" -m online_softmax.lab.cli bench "$@"; }
+
+# A command on each GPU: I and GPUS are its place and their number. Fails if one of them fails.
+everywhere() {
+  local pids=() failed=0 I
+  for I in $(seq 0 $((GPUS - 1))); do
+    CUDA_VISIBLE_DEVICES=${DEVICES[$I]} "$@" "$I" &
+    pids+=($!)
+  done
+  for pid in "${pids[@]}"; do wait "$pid" || failed=1; done
+  return $failed
+}
+
+prepare_shard() {
+  # shellcheck disable=SC2086
+  bench $OPS --grid all --against "$AGAINST" --shard "$2/$GPUS" --prepare --seconds "$1" \
+    --workers $((CORES / GPUS > 0 ? CORES / GPUS : 1)) 2>>"$OUT/shards/prepare-$2.log"
+}
+
+cells_shard() {
+  # shellcheck disable=SC2086
+  bench $OPS --grid all --against "$AGAINST" --shard "$2/$GPUS" --seconds "$1" --json \
+    --resume --save "$OUT/shards/cells-$GPUS-$2.jsonl" >/dev/null 2>>"$OUT/shards/cells-$2.log"
+}
+
+merge() {
+  rm -f "$OUT/results/bench-rows.jsonl"
+  bench --from "$OUT"/shards/cells-*.jsonl --json --save "$OUT/results/bench-rows.jsonl"
+}
+
+accuracy() {
+  rm -f "$OUT/results/accuracy-rows.jsonl" # takes seconds: measured anew
+  # shellcheck disable=SC2086
+  bench $OPS --accuracy --save "$OUT/results/accuracy-rows.jsonl" >"$OUT/shards/accuracy.log"
+}
+
+tuning() {
+  local op
+  for op in $OPS; do
+    bench --tune "$op" --cells "$FEW" --dtype bf16,fp32 --seconds "$1" --json --resume \
+      --save "$OUT/results/tuning-few-$op.jsonl" >/dev/null 2>>"$OUT/shards/tuning.log"
+  done
+}
+
+stage() {
+  local name=$1 seconds=$2 begun=$SECONDS rc=0
+  case $name in
+    prepare) everywhere prepare_shard "$seconds" || rc=$? ;;
+    cells) everywhere cells_shard "$seconds" || rc=$? ;;
+    merge) merge || rc=$? ;;
+    accuracy) CUDA_VISIBLE_DEVICES=${DEVICES[0]} accuracy || rc=$? ;;
+    fusion)
+      CUDA_VISIBLE_DEVICES=${DEVICES[0]} "$PYTHON" benchmarks/fusion.py --seconds "$seconds" \
+        --out "$OUT/results/bench-fusion.jsonl" 2>>"$OUT/shards/fusion.log" || rc=$? ;;
+    host)
+      rm -f "$OUT/results/bench-host.jsonl"
+      CUDA_VISIBLE_DEVICES=${DEVICES[0]} bench --host 8,1024 --against "$AGAINST" \
+        --save "$OUT/results/bench-host.jsonl" >"$OUT/shards/host.log" || rc=$? ;;
+    tuning) CUDA_VISIBLE_DEVICES=${DEVICES[0]} tuning "$seconds" || rc=$? ;;
+    *) echo "h200.sh: no stage $name: prepare, cells, merge, accuracy, fusion, host, tuning" >&2
+       exit 2 ;;
+  esac
+  echo "h200.sh: $name: $((SECONDS - begun)) s$([ $rc = 0 ] || echo ", exit status $rc")" >&2
+  return $rc
+}
+
+[ $# -gt 0 ] || set -- prepare=240 cells=500 merge accuracy fusion=120 host tuning=60
+failed=0
+for each in "$@"; do
+  name=${each%%=*} seconds=${each#*=}
+  [ "$seconds" != "$each" ] || seconds=600
+  stage "$name" "$seconds" || failed=1
+done
+grep -h "^note: " "$OUT"/shards/cells-*.log 2>/dev/null | tail -"$((2 * GPUS))" >&2 || true
+exit $failed

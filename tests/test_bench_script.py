@@ -1,0 +1,106 @@
+"""`benchmarks/h200.sh`: the commands that it runs on every GPU, and what a failure does.
+
+A script stands for the interpreter: it says how many GPUs there are, and keeps what it is given.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from online_softmax.lab import benchcli, grid
+
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPT = ROOT / "benchmarks" / "h200.sh"
+INTERPRETER = """#!/bin/sh
+if [ "$1" = -c ]; then echo {gpus}; exit; fi
+echo "$CUDA_VISIBLE_DEVICES: $*" >>{log}
+case "$*" in *{failing}*) exit 3;; esac
+"""
+
+pytestmark = pytest.mark.skipif(not shutil.which("bash"), reason="needs bash")
+
+
+def run(tmp_path: Path, *words: str, gpus: int = 2, failing: str = "nothing", **more: str):
+    """What the script did: its exit status, its errors, and each command with its GPU."""
+    log, interpreter = tmp_path / "log", tmp_path / "python"
+    interpreter.write_text(
+        INTERPRETER.format(gpus=gpus, log=shlex.quote(str(log)), failing=failing)
+    )
+    interpreter.chmod(0o755)
+    environment = {"PATH": "/usr/bin:/bin", "PYTHON": str(interpreter), **more}
+    done = subprocess.run(
+        ["bash", str(SCRIPT), str(tmp_path / "out"), *words],
+        capture_output=True, text=True, check=False, timeout=60, env=environment,
+    )  # fmt: skip
+    said = log.read_text().splitlines() if log.exists() else []
+    return done.returncode, done.stderr, [line.partition(": ") for line in said]
+
+
+def test_all_stages_in_order(tmp_path: Path):
+    code, errors, commands = run(tmp_path)
+    assert code == 0, errors
+    assert [word for word in errors.split() if word.endswith("s,") or word == "s"] != []
+    texts = [text for _, _, text in commands]
+    order = ["--prepare", "--grid all", "--from", "--accuracy", "fusion.py", "--host", "--tune"]
+    places = [next(i for i, text in enumerate(texts) if each in text) for each in order]
+    assert places[0] < places[2] < places[3] < places[4] < places[5] < places[6]
+    tuned = [text for text in texts if "--tune" in text]
+    assert len(tuned) == len(grid.OPS)
+
+
+def test_each_gpu_has_a_shard(tmp_path: Path):
+    code, errors, commands = run(tmp_path, "cells=77", gpus=3)
+    assert code == 0, errors
+    found = {}
+    for gpu, _, text in commands:
+        words = text.split()
+        assert words[words.index("--seconds") + 1] == "77"
+        assert set(grid.OPS) <= set(words)
+        assert words[words.index("--save") + 1].startswith(str(tmp_path / "out" / "shards"))
+        found[gpu] = words[words.index("--shard") + 1]
+    assert found == {"0": "0/3", "1": "1/3", "2": "2/3"}
+
+
+def test_gpus_that_are_named_and_torch_alone(tmp_path: Path):
+    more = {"CUDA_VISIBLE_DEVICES": "5,7", "ONLY_TORCH": "1"}
+    _, _, commands = run(tmp_path, "cells=9", gpus=2, **more)
+    assert sorted(gpu for gpu, _, _ in commands) == ["5", "7"]
+    assert all("--against torch " in text for _, _, text in commands)
+
+
+def test_a_stage_that_fails_is_told_and_the_next_runs(tmp_path: Path):
+    code, errors, commands = run(tmp_path, "cells=9", "accuracy", failing="1/2")
+    assert code == 1
+    assert "cells: " in errors
+    assert "exit status 1" in errors
+    assert "--accuracy" in commands[-1][2]
+
+
+def test_without_a_gpu_and_a_stage_that_is_none(tmp_path: Path):
+    code, errors, _ = run(tmp_path, gpus=0)
+    assert (code, errors) == (2, "h200.sh: torch sees no CUDA GPU here\n")
+    code, errors, commands = run(tmp_path, "measure")
+    assert (code, commands) == (2, [])
+    assert "no stage measure: prepare, cells" in errors
+
+
+def test_its_commands_are_ones_that_bench_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Every line is parsed and checked by the command itself; nothing is measured."""
+    from typer.testing import CliRunner
+
+    from online_softmax.lab import cli
+
+    taken = []
+    for name in ("_measure", "_prepare", "_accuracy", "_stored"):
+        monkeypatch.setattr(benchcli, name, lambda *given, name=name: taken.append(name))
+    _, _, commands = run(tmp_path, gpus=1)
+    asked = [shlex.split(text) for _, _, text in commands if "fusion.py" not in text]
+    for words in asked:
+        done = CliRunner().invoke(cli.app, words[words.index("bench") :])
+        assert done.exit_code == 0, (words, done.output)
+    assert taken == ["_prepare", "_measure", "_stored", "_accuracy", "_measure"] + ["_measure"] * 5
