@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 import types
 from pathlib import Path
 
@@ -138,8 +139,15 @@ def test_do_bench_is_asked_of_ours_and_of_what_no_graph_holds():
 
 def test_where_the_time_went():
     row = opbench.measure(CELL, lines("softmax"), setting())
-    assert list(row.spent) == ["buffers", "judging", "rounds", "do_bench"]
+    assert set(row.spent) == {"buffers", "first calls", "judging", "rounds", "do_bench"}
     assert 0 < sum(row.spent.values()) <= row.seconds + 0.002
+
+    def slow(x, y):
+        time.sleep(0.05)
+        right("softmax")(x, y)
+
+    row = opbench.measure(CELL, lines("softmax", slow, theirs=slow), setting())
+    assert 0.1 <= row.spent["first calls"] < row.seconds - 0.1  # the rest is the rounds'
 
 
 def dying(survived: int):

@@ -216,7 +216,9 @@ def test_seconds_end_a_run_that_can_go_on(tmp_path: Path, pretended: dict):
 def test_where_the_time_went_is_told(pretended: dict):
     done = invoke("softmax", *CELLS, "--dtype", "fp32", "--json")
     said = next(line for line in done.stderr.splitlines() if line.startswith("note: 2 cells in "))
-    assert re.search(r" s a cell: buffers .* s, judging .* s, rounds .* s, do_bench ", said)
+    assert re.search(
+        r" s a cell: buffers .* s, judging .* s, first calls .* s, rounds .* s, do_bench ", said
+    )
 
 
 def test_several_files_become_one(tmp_path: Path, pretended: dict):

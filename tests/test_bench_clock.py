@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
 
 import pytest
 import torch
@@ -174,6 +175,22 @@ def test_a_graph_s_time_is_measured_and_not_the_host_s(device: Device):
 
     bench.interleaved(rotation(100, 2), {"one": call}, round_us=4000.0)
     assert device.replays == 1 + 3 * (1 + 4)
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_clocks_are_those_of_the_gpu_in_use(monkeypatch: pytest.MonkeyPatch, knows: bool):
+    """Two shards on two GPUs: each states its own, if nvidia-smi can tell them apart."""
+
+    def smi(query: list[str], **options: object) -> subprocess.CompletedProcess:
+        if "--id=GPU-12ab" in query and not knows:
+            raise subprocess.CalledProcessError(6, query)
+        clock = 1980 if "--id=GPU-12ab" in query else 345
+        return subprocess.CompletedProcess(query, 0, f"580.1, {clock} MHz, 3201 MHz, 38, 79 W\n")
+
+    monkeypatch.setattr(bench.subprocess, "run", smi)
+    found = bench._driver("12ab")
+    assert found["driver_version"] == "580.1"
+    assert found["clocks.sm"] == ("1980 MHz" if knows else "345 MHz")
 
 
 # ---- for real

@@ -279,12 +279,21 @@ def machine() -> dict[str, Any]:
             "l2_bytes": properties.L2_cache_size,
             "nvrtc": None if jit.missing() else jit.nvrtc_version(),
         }
-        fields = "driver_version,clocks.sm,clocks.mem,temperature.gpu,power.draw"
-        query = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
-        try:
-            answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
-            values = [v.strip() for v in answer.stdout.splitlines()[0].split(",")]
-            facts |= dict(zip(fields.split(","), values, strict=False))
-        except (OSError, subprocess.SubprocessError, IndexError):
-            facts["driver_version"] = None
+        facts |= _driver(str(getattr(properties, "uuid", "")))
     return facts
+
+
+def _driver(uuid: str) -> dict[str, Any]:
+    """Driver, clocks, temperature and power of a GPU; of any where nvidia-smi does not know it."""
+    fields = "driver_version,clocks.sm,clocks.mem,temperature.gpu,power.draw"
+    query = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
+    for which in ([f"--id=GPU-{uuid}"], []):
+        try:
+            answer = subprocess.run(
+                [*query, *which], capture_output=True, text=True, timeout=20, check=True
+            )
+            values = [v.strip() for v in answer.stdout.splitlines()[0].split(",")]
+        except (OSError, subprocess.SubprocessError, IndexError):
+            continue
+        return dict(zip(fields.split(","), values, strict=False))
+    return {"driver_version": None}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -70,11 +70,19 @@ def checked_rows(cell: Cell) -> int:
     return min(cell.rows, max(CHECKED_ELEMENTS // cell.cols, 2))
 
 
-def judged(call: Call, cell: Cell, tensors: tuple[Tensor, ...], ulps: float) -> opjudge.Judged:
+def judged(
+    call: Call,
+    cell: Cell,
+    tensors: tuple[Tensor, ...],
+    ulps: float,
+    lap: Callable[[str], None] = lambda name: None,
+) -> opjudge.Judged:
     """Run a call once, into NaN, and compare what it filled or returned with float64: some rows
-    where there are many. Of the others it must have written every element."""
+    where there are many. Of the others it must have written every element. `lap` is told when the
+    call is over, which compiles what it needs."""
     tensors[-1].fill_(torch.nan)
     made = call(*tensors)
+    lap("first calls")
     result = made if isinstance(made, Tensor) else tensors[-1]
     result = result.reshape(tensors[-1].shape)
     rows = checked_rows(cell)
@@ -87,7 +95,11 @@ def judged(call: Call, cell: Cell, tensors: tuple[Tensor, ...], ulps: float) -> 
 
 
 def _enter(
-    line: Contender, cell: Cell, tensors: tuple[Tensor, ...], setting: Setting
+    line: Contender,
+    cell: Cell,
+    tensors: tuple[Tensor, ...],
+    setting: Setting,
+    lap: Callable[[str], None],
 ) -> tuple[Entry, Call | None]:
     """A contender's entry before it is timed, and its call if it may be."""
     entry = Entry(line.name, line.kind)
@@ -97,7 +109,7 @@ def _enter(
         if line.kind == "ceiling":
             return entry, call
         ulps = opjudge.OUR_ULPS if is_ours else opjudge.RIVAL_ULPS
-        verdict = judged(call, cell, tensors, ulps)
+        verdict = judged(call, cell, tensors, ulps, lap)
         setting.synchronize()
     except Refusal as refusal:
         return replace(entry, why=str(refusal)), None
@@ -150,7 +162,7 @@ def measure(cell: Cell, lines: Sequence[Contender], setting: Setting) -> Row:
     def lap(name: str) -> None:
         nonlocal since
         now = time.perf_counter()
-        spent[name], since = round(now - since, 4), now
+        spent[name], since = round(spent.get(name, 0.0) + now - since, 4), now
 
     row = Row(cell.op, cell.dtype, cell.rows, cell.cols, setting.values, cell.ideal_bytes)
     why = lacking(cell, sum(line.allocates(cell.op) for line in lines), setting)
@@ -161,10 +173,10 @@ def measure(cell: Cell, lines: Sequence[Contender], setting: Setting) -> Row:
     entries: dict[str, Entry] = {}
     calls: dict[str, Call] = {}
     for line in lines:
-        entries[line.name], call = _enter(line, cell, sets.sets[0], setting)
+        entries[line.name], call = _enter(line, cell, sets.sets[0], setting, lap)
+        lap("judging")
         if call:
             calls[line.name] = call
-    lap("judging")
     # Only the ceiling must not fail: without it the cell says nothing.
     may_fail = [line.name for line in lines if line.kind != "ceiling"]
     try:
