@@ -17,8 +17,8 @@ struct Landing {
   __device__ __forceinline__ void fetch(const X* row, Span span, int64_t first, const At& at) {
     if (lane_id() != 0) return;
     const Source<At, X> source(row, span, first, at);
-    const int count = source.to > source.from ? source.to - source.from : 0;
-    bulk_copy(words + source.from, source.words + source.from, count, landed);
+    const int from = source.from(span), count = source.to(span) - from;
+    bulk_copy(words + from, source.words + from, count > 0 ? count : 0, landed);
   }
 
   // k counts rows. The words may be overwritten afterwards.
@@ -28,11 +28,11 @@ struct Landing {
     const Source<At, X> source(row, span, first, at);
     const X* elements = reinterpret_cast<const X*>(words) + source.shift;
     load_share<true>(
-        share, at, source, fill,
+        share, at, source, span, fill,
         [&](int i) { return source.shift ? gather16(elements + i * At::N) : words[i]; },
         [&](int j) {
           const int i = At::CAPACITY + j;
-          return (i + source.shift) / At::N < source.to ? widen(elements[i])
+          return (i + source.shift) / At::N < source.to(span) ? widen(elements[i])
                                                         : widen(source.share[i - at.begin]);
         });
     __syncwarp();  // words: read by all lanes before the next row lands on them

@@ -191,7 +191,7 @@ __device__ __forceinline__ void emit_share(const S& share, const typename S::At&
     for (int i = 0; i < N; ++i) x[i] = emit(x[i]);
   };
   write_share<STREAM, S>(
-      at, y_row + first * N - at.begin, [&](int v, float (&x)[N]) { values(share.words[v], x); },
+      at, y_row + first * N - at.begin, [&](int v, float (&x)[N]) { values(pick(share.words, v), x); },
       [&](int a) { return value(share.after[a]); });
 }
 
@@ -235,6 +235,6 @@ __device__ __forceinline__ void emit_gradient(const S& dy, const S& y, const typ
   };
   write_share<STREAM, S>(
       at, dx_row + first * N - at.begin,
-      [&](int v, float (&g)[N]) { values(dy.words[v], y.words[v], g); },
+      [&](int v, float (&g)[N]) { values(pick(dy.words, v), pick(y.words, v), g); },
       [&](int a) { return backward(dy.after[a], y.after[a]); });
 }

@@ -68,26 +68,31 @@ struct Span {
         end(reinterpret_cast<uint64_t>(x + (rows - 1) * row_stride + cols)) {}
 };
 
-// Where a share comes from. Element e is number offset + e of `words`, of which [from, to) may be read;
-// offset - begin, `shift`, is 0 unless the row lies otherwise than the one that is written.
+// Where a share comes from. Element e is number offset + e of the `needed` words; offset - begin,
+// `shift`, is 0 unless the row lies otherwise than the one that is written.
 template <typename At, typename T>
 struct Source {
   static constexpr int N = Vector<T>::N;
   const T* share;  // the first element
   const uint4* words;
-  int offset, shift, from, to;
-  bool is_given;  // all that the share needs
+  int offset, shift, needed;
+  bool is_given;  // all words may be read; else [from, to) of them
   __device__ Source(const T* row, Span span, int64_t first, const At& at) : share(row + first * N) {
     offset = position_of(row);
     if (offset < at.begin) offset += N;
     shift = offset - at.begin;
     words = reinterpret_cast<const uint4*>(share - offset);
-    const int64_t before = int64_t(span.begin) - int64_t(reinterpret_cast<uint64_t>(words));
-    const int64_t past = int64_t(span.end) - int64_t(reinterpret_cast<uint64_t>(words));
-    const int needed = at.count() ? (at.count() + offset + N - 1) / N : 0;
-    from = before > 0 ? int((before + VECTOR_BYTES - 1) / VECTOR_BYTES) : 0;
-    to = past < int64_t(needed) * VECTOR_BYTES ? int(past / VECTOR_BYTES) : needed;
-    is_given = from == 0 && to == needed;
+    needed = at.count() ? (at.count() + offset + N - 1) / N : 0;
+    is_given = reinterpret_cast<uint64_t>(words) >= span.begin &&
+               reinterpret_cast<uint64_t>(words + needed) <= span.end;
+  }
+  __device__ int from(Span span) const {
+    const int64_t before = int64_t(span.begin - reinterpret_cast<uint64_t>(words));
+    return before > 0 ? int((before + VECTOR_BYTES - 1) / VECTOR_BYTES) : 0;
+  }
+  __device__ int to(Span span) const {
+    const int64_t readable = int64_t(span.end - reinterpret_cast<uint64_t>(words)) / VECTOR_BYTES;
+    return readable < needed ? int(readable) : needed;
   }
 };
 
@@ -96,13 +101,13 @@ struct Source {
 // What words did not give: elements at the ends of a matrix.
 template <typename S, typename From>
 __device__ __forceinline__ void mend_ends(S& share, const typename S::At& at, const From& source,
-                                          float fill) {
+                                          int from, int to, float fill) {
   constexpr int N = S::N, GROUP = S::GROUP;
   const int lane = S::lane(), last = at.end / N, beyond = source.shift ? 1 : 0;
 #pragma unroll 1
   for (int edge = 0; edge < 3; ++edge) {
     const int k = edge == 0 ? 0 : last - 2 + edge;
-    const bool is_given = k >= source.from && k + beyond < source.to;
+    const bool is_given = k >= from && k + beyond < to;
     if (k < 0 || k >= S::At::WORDS || k % GROUP != lane || !at.in_word(k) || is_given) continue;
     const uint4 word = load_elements(source.share + k * N - at.begin, at.from(k), at.to(k), fill);
 #pragma unroll
@@ -116,7 +121,7 @@ __device__ __forceinline__ void mend_ends(S& share, const typename S::At& at, co
 // together.
 template <bool SHIFTS, typename S, typename From, typename Word, typename Past>
 __device__ __forceinline__ void load_share(S& share, const typename S::At& at, const From& source,
-                                           float fill, Word word, Past past) {
+                                           Span span, float fill, Word word, Past past) {
   using T = typename S::Element;
   constexpr int GROUP = S::GROUP, WORDS = S::At::WORDS;
   const int lane = S::lane();
@@ -135,18 +140,20 @@ __device__ __forceinline__ void load_share(S& share, const typename S::At& at, c
   } else {
     const bool is_interior = at.is_interior();
     const int beyond = source.shift ? 1 : 0;  // a word ends in the source's next
+    int from = 0, to = source.needed;
     uint4 next = pad;
     if (is_interior && source.is_given) {
 #pragma unroll
       for (int v = 0; v < S::COUNT; ++v) share.words[v] = word(v * GROUP + lane);
       if (!SHIFTS && beyond) next = word(WORDS);
     } else {
+      if (!source.is_given) from = source.from(span), to = source.to(span);
 #pragma unroll
       for (int v = 0; v < S::COUNT; ++v) {
         const int k = v * GROUP + lane;
-        share.words[v] = k >= source.from && k < source.to ? word(k) : pad;
+        share.words[v] = k >= from && k < to ? word(k) : pad;
       }
-      if (!SHIFTS && beyond && WORDS < source.to) next = word(WORDS);
+      if (!SHIFTS && beyond && WORDS < to) next = word(WORDS);
     }
 #pragma unroll
     for (int a = 0; a < S::AFTER; ++a) {
@@ -156,7 +163,7 @@ __device__ __forceinline__ void load_share(S& share, const typename S::At& at, c
     }
     if (!SHIFTS && (GROUP == WARP ? beyond : warp_any(beyond)))
       realign<sizeof(T) == 2, GROUP>(share.words, next, uint32_t(source.shift * sizeof(T)));
-    if (!source.is_given) mend_ends(share, at, source, fill);
+    if (!source.is_given) mend_ends(share, at, source, from, to, fill);
     if (!is_interior) {  // the row ends here: `fill` behind it
 #pragma unroll
       for (int v = 0; v < S::COUNT; ++v) {
@@ -174,34 +181,44 @@ __device__ __forceinline__ void load_global(S& share, const typename S::At& at, 
                                             Span span, int64_t first, float fill) {
   const Source<typename S::At, T> source(row, span, first, at);
   load_share<false>(
-      share, at, source, fill, [&](int k) { return fetch16<STREAM>(source.words + k); },
+      share, at, source, span, fill, [&](int k) { return fetch16<STREAM>(source.words + k); },
       [&](int j) { return widen(source.share[S::At::CAPACITY - at.begin + j]); });
 }
 
 // ---- writing
 
-// y: where the share's words go, word 0 first. `values(v, x)` gives what shall stand for word v,
-// `past(a)` what shall stand for after[a].
+// y: where the share's words go, word 0 first. `values(v, x)` gives what shall stand for word v of this
+// lane, `past(a)` what shall stand for after[a].
 template <bool STREAM, typename S, typename Y, typename Values, typename Past>
 __device__ __forceinline__ void write_share(const typename S::At& at, Y* y, Values values,
                                             Past past) {
   constexpr int N = S::N, GROUP = S::GROUP, M = Vector<Y>::N;
   const int lane = S::lane();
+  auto write_part = [&](int k, const float (&x)[N]) {
 #pragma unroll
-  for (int v = 0; v < S::COUNT; ++v) {
+    for (int i = 0; i < N; ++i)
+      if (i >= at.from(k) && i < at.to(k)) y[k * N + i] = narrow<Y>(x[i]);
+  };
+  float x[N];
+#pragma unroll
+  for (int v = S::COUNT - 1; v >= 0; --v) {
     const int k = v * GROUP + lane;
-    Y* to = y + k * N;
-    float x[N];
     values(v, x);
     host::count_writes(at.in_word(k));
-    if (at.is_full(k)) {
+    if (!at.is_full(k)) continue;
 #pragma unroll
-      for (int part = 0; part < N / M; ++part)
-        put16<STREAM>(to + part * M, pack<Y>(*reinterpret_cast<const float (*)[M]>(x + part * M)));
-    } else if (!S::WHOLE && at.in_word(k)) {  // the first word, or the one where the row ends
-#pragma unroll
-      for (int i = 0; i < N; ++i)
-        if (i >= at.from(k) && i < at.to(k)) to[i] = narrow<Y>(x[i]);
+    for (int part = 0; part < N / M; ++part)
+      put16<STREAM>(y + k * N + part * M,
+                    pack<Y>(*reinterpret_cast<const float (*)[M]>(x + part * M)));
+  }
+  if constexpr (!S::WHOLE) {  // words that are not the share's alone; x: of v = 0
+    if (!at.is_full(lane) && at.in_word(lane)) write_part(lane, x);
+    if (!at.is_interior()) {
+      const int last = at.end / N;
+      if (last >= GROUP && last % GROUP == lane && at.in_word(last)) {
+        values(last / GROUP, x);
+        write_part(last, x);
+      }
     }
   }
 #pragma unroll

@@ -123,6 +123,15 @@ __device__ __forceinline__ uint4 select(bool first, const uint4& a, const uint4&
   return {first ? a.x : b.x, first ? a.y : b.y, first ? a.z : b.z, first ? a.w : b.w};
 }
 
+// words[v]; by choosing among all where only the run knows v.
+template <int VECTORS>
+__device__ __forceinline__ uint4 pick(const uint4 (&words)[VECTORS], int v) {
+  uint4 word = words[0];
+#pragma unroll
+  for (int i = 1; i < VECTORS; ++i) word = select(i == v, words[i], word);
+  return word;
+}
+
 // ---- words out of elements
 
 template <typename T>
