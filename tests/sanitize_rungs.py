@@ -14,7 +14,7 @@ import torch
 
 from online_softmax import rowplan
 from online_softmax.catalogue import KERNELS, problem_of
-from online_softmax.cuda import launch, row_launch
+from online_softmax.cuda import launch, outer_launch, row_launch
 from online_softmax.cuda.launch import C_TYPE
 from online_softmax.lab import judge, opjudge
 
@@ -22,6 +22,7 @@ COLS = (1, 33, 256, 1000, 4099)
 PAD = 3  # elements between rows: another 16-byte phase each
 ROW_COLS = (1, 65, 1000, 4099)
 V5_COLS = 20_000  # several parts a row
+OUTER_COLS = (3, 70, 2100)
 
 
 def main() -> int:
@@ -44,7 +45,7 @@ def main() -> int:
                     if not verdict.ok:
                         print(f"{record.name} {dtype} 3 x {cols} pad {pad}: {verdict.why}")
         print(f"{record.name}: done", flush=True)
-    wrong += rows(generator)
+    wrong += rows(generator) + lying(generator)
     print(f"{wrong} wrong")
     return 1 if wrong else 0
 
@@ -85,6 +86,53 @@ def run_row(op: str, kernel: str, x: torch.Tensor) -> bool:
     if not verdict.ok:
         print(f"{op} by {kernel} {x.dtype} {tuple(x.shape)}: {verdict.why}")
     return not verdict.ok
+
+
+def lying(generator: torch.Generator) -> int:
+    """What takes x as it lies: along a dim that is not the last, at every alignment, both ways and
+    in mixed types; and the gradient of logsumexp. How many were wrong."""
+    wrong = 0
+    for x_type, y_type in ((t, u) for t in C_TYPE for u in dict.fromkeys((t, torch.float32))):
+        for cols in OUTER_COLS:
+            for inner in (1, 3, 16):
+                for pad in (0, PAD):
+                    count = 3 * cols * inner
+                    base = torch.randn(count + pad, generator=generator).to(x_type).cuda()
+                    x = base[pad:].view(3, cols, inner)
+                    for op in rowplan.FORWARD:
+                        wrong += run_outer(op, x, y_type)
+                    wrong += run_lse_backward(x, y_type)
+        print(f"as it lies: {x_type}, {y_type} done", flush=True)
+    return wrong
+
+
+def judged(op: str, inputs: list[torch.Tensor], got: torch.Tensor) -> bool:
+    """Whether a result along dim 1 is wrong."""
+    rows = [t.cpu().movedim(1, -1).reshape(-1, t.shape[1]) for t in (*inputs, got)]
+    verdict = opjudge.check(op, rows[:-1], rows[-1])
+    if not verdict.ok:
+        print(f"{op} of {inputs[0].dtype} into {got.dtype} {tuple(got.shape)}: {verdict.why}")
+    return not verdict.ok
+
+
+def run_outer(op: str, x: torch.Tensor, y_type: torch.dtype) -> int:
+    """How many are wrong of softmax or log_softmax of x along dim 1, and its gradient."""
+    y = torch.empty(x.shape, dtype=y_type, device="cuda").fill_(torch.nan)
+    launch.run([outer_launch.outer(op, x, y, 1, 1.0, False)], x.device)
+    dx, dy = torch.empty_like(x).fill_(torch.nan), x.to(y_type)
+    work = outer_launch.outer_backward(f"{op}_backward", dy, y, dx, 1, 1.0, False)
+    launch.run([work], x.device)
+    return judged(op, [x], y) + judged(f"{op}_backward", [dy, y], dx)
+
+
+def run_lse_backward(x: torch.Tensor, dlse_type: torch.dtype) -> bool:
+    """Whether the gradient of logsumexp along dim 1, for an upstream of ones, is wrong."""
+    lse = torch.logsumexp(x.float(), 1)
+    dlse, dx = torch.ones_like(lse, dtype=dlse_type), torch.empty_like(x).fill_(torch.nan)
+    inner, planes = x.shape[2], x.view(len(x), -1)
+    work = outer_launch.lse_backward(dlse.flatten(), planes, lse.flatten(), dx, inner, 1.0, False)
+    launch.run([work], x.device)
+    return judged("softmax", [x], dx)  # which it is
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import torch
 
 from online_softmax import jit
 from online_softmax.catalogue import FLOATS, KERNELS
-from online_softmax.cuda import row_launch
+from online_softmax.cuda import outer_launch, row_launch
 from online_softmax.cuda.launch import LADDER, RUNG, instances
 from online_softmax.plan import ARCHES, Problem
 
@@ -50,6 +50,18 @@ def test_the_rows(arch: str) -> None:
         # sm_75 has no maximum of two 16-bit floats: its fullest shares spill.
         allowed = 1024 if arch == "sm_75" else 192 if "false" in symbol else 16
         assert taken.stack_bytes <= allowed, f"{symbol} for {arch}: {taken}"
+        assert taken.registers <= 128, f"{symbol} for {arch} leaves no room for 512 threads"
+
+
+@pytest.mark.parametrize("arch", KERNELS["safe"].arches)
+def test_what_takes_x_as_it_lies(arch: str) -> None:
+    """Along any dim, and the gradient of logsumexp: all of it on the measured architecture, some on
+    the others."""
+    found = outer_launch.instances((torch.float32, torch.bfloat16))
+    assert {file for file, _ in found} == {"outer.cu", "lse_backward.cu"}
+    for file, symbol in found if arch == "sm_90a" else found[:: 8 if arch == "sm_80" else 15]:
+        taken = jit.resources(file, symbol, arch)
+        assert not taken.has_local_memory, f"{symbol} for {arch}: {taken}"
         assert taken.registers <= 128, f"{symbol} for {arch} leaves no room for 512 threads"
 
 

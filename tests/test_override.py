@@ -87,7 +87,8 @@ def test_what_is_reached(spy: _Spy) -> None:
         for name, calls in reached.items():
             for call in calls:
                 assert spy.of(call) == [name]
-        assert spy.of(torch.softmax(x, -1).sum().backward) == ["softmax_backward"]
+        for dim in (0, -1):
+            assert spy.of(torch.softmax(x, dim).sum().backward) == ["softmax_backward"]
         assert spy.of(torch.log_softmax(x, -1).sum().backward) == ["log_softmax_backward"]
         # torch composes this backward of other operations.
         assert spy.of(torch.logsumexp(x, -1).sum().backward) == []
@@ -131,6 +132,8 @@ def test_torchs_kernel_where_ours_has_none(spy: _Spy) -> None:
         assert spy.of(lambda: torch.logsumexp(X.long(), -1)) == []
         with pytest.raises(RuntimeError):
             torch.logsumexp(X, ())  # torch's own error
+        with pytest.raises(NotImplementedError), Override("CPU", lambda *_: True):
+            torch.softmax(X.to(torch.float8_e5m2), -1)  # too
         other = torch.empty(0)
         assert spy.of(lambda: torch.softmax(X, -1, out=other)) == []  # has to be resized
         close(other, softmax(X))

@@ -9,13 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from host_kit import poisoned
+from host_kit import MIXES, outer_kernels, poisoned
 from online_softmax import log_softmax, rowkernels, rowops, softmax
 from online_softmax.cuda import launch as launches
+from online_softmax.reference import ops
 
 INF = math.inf
 TORCHS = {"softmax": torch.softmax, "log_softmax": torch.log_softmax}
 ALONG = pytest.mark.parametrize("op", TORCHS)
+compiled_together = pytest.fixture(scope="module", autouse=True)(outer_kernels)
 
 
 class _Ran:
@@ -130,10 +132,97 @@ def test_gradients_of_every_stride(op: str, ran: _Ran) -> None:
             else:
                 close(got, 0.5 * (g - o.exp() * g.sum(-1, keepdim=True)))
     assert len(ran.symbols) == 3 * len(views())
-    mixed = rowops.backward(op, dy.double(), y, -1, None, 0.5, False)  # of another dtype: no kernel
-    assert mixed.dtype == y.dtype
-    close(mixed, got.double())
+    wide = rowops.backward(op, dy.double(), y, -1, None, 0.5, False)  # float64: no kernel
+    assert wide.dtype == y.dtype
+    close(wide, got.double())
     assert len(ran.symbols) == 3 * len(views())
+
+
+@ALONG
+def test_gradients_along_every_dim(op: str, ran: _Ran) -> None:
+    """Of every mix of types: half dy, y or dx beside float32; into `out` where it is given."""
+    count = 0  # launches
+    for name, x in views().items():
+        for dim in range(x.dim()):
+            y = TORCHS[op](x, dim)
+            dy = torch.randn(x.shape) if dim % 2 else torch.randn(()).expand(x.shape)
+            for types in MIXES:
+                g, o = dy.to(types[0]), y.to(types[1])
+                out = poisoned(*x.shape, dtype=types[2])
+                got = rowops.backward(op, g, o, dim, types[2], 0.5, False, out)
+                assert got is out
+                assert torch.equal(got, rowops.backward(op, g, o, dim, types[2], 0.5, False))
+                want = ops.softmax_backward if op == "softmax" else ops.log_softmax_backward
+                exact = want(g.double(), o.double(), dim, scale=0.5)
+                eps = 0.0 if types[2] == torch.float32 else torch.finfo(types[2]).eps / 2
+                assert got.dtype == types[2]
+                torch.testing.assert_close(
+                    got.double(), exact, rtol=4e-6 + eps, atol=2e-6, msg=f"{name} {dim} {types}"
+                )
+                count += 2
+    assert len(ran.symbols) == count
+
+
+def test_gradients_of_logsumexp_over_any_dims(ran: _Ran) -> None:
+    """Dims together and apart, kept or not; an upstream of one value, and of another dtype."""
+    count = 0
+    for name, x in views().items():
+        rank = max(x.dim(), 1)
+        for size in range(1, rank + 1):
+            for dims in itertools.combinations(range(-rank, 0), size):
+                for keepdim, dtype in ((False, torch.float32), (True, torch.bfloat16)):
+                    given = x.to(dtype)
+                    lse, saved = rowops.logsumexp_saving(given, dims, keepdim, None, 0.5, "")
+                    ones = torch.randn((), dtype=dtype).expand(lse.shape)
+                    for dlse in (torch.randn(lse.shape).to(dtype), ones, torch.randn(lse.shape)):
+                        before = len(ran.symbols)
+                        got = rowops.logsumexp_backward(
+                            dlse, given, saved, dims, keepdim, dtype, 0.5, False
+                        )
+                        assert len(ran.symbols) == before + 1
+                        assert (got.dtype, got.shape) == (dtype, x.shape)
+                        assert got.is_contiguous()
+                        wide = (t.double() for t in (dlse, given, saved))
+                        want = ops.logsumexp_backward(*wide, dims, keepdim, scale=0.5)
+                        eps = 0.0 if dtype == torch.float32 else torch.finfo(dtype).eps / 2
+                        torch.testing.assert_close(
+                            got.double(), want, rtol=4e-6 + eps, atol=1e-7, msg=f"{name} {dims}"
+                        )
+                        count += 1
+    assert sum(symbol.startswith("lse_backward") for symbol in ran.symbols) == count
+
+
+FP8_VALUES = torch.arange(256, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("fp8", ops.FP8, ids=str)
+def test_fp8_by_kernels(fp8: torch.dtype, ran: _Ran) -> None:
+    """Every value, NaN and infinities too, as the reference has it; the gradient is bfloat16."""
+    x = FP8_VALUES.view(fp8).reshape(8, 32)
+    for dim in (0, 1):
+        for dtype, op in (
+            (None, "softmax"),
+            (torch.float16, "log_softmax"),
+            (torch.float32, "softmax"),
+        ):
+            before = len(ran.symbols)
+            got = rowops.forward(op, x, dim, dtype, 0.25, True, "")
+            want = rowops.forward(op, x, dim, dtype, 0.25, True, "reference")
+            assert len(ran.symbols) == before + 1
+            assert got.dtype == (dtype or torch.bfloat16)
+            eps = 2e-6 if dtype == torch.float32 else torch.finfo(got.dtype).eps
+            torch.testing.assert_close(got, want, rtol=eps, atol=2e-6, equal_nan=True)
+        before = len(ran.symbols)
+        lse, saved = rowops.logsumexp_saving(x, (dim,), False, None, 0.25, "")
+        want = rowops.logsumexp(x, (dim,), False, torch.float32, 0.25, "reference")
+        assert (lse.dtype, saved.dtype) == (torch.bfloat16, torch.float32)
+        torch.testing.assert_close(saved, want, equal_nan=True)
+        arguments = (torch.randn(lse.shape), x, saved, (dim,), False, torch.bfloat16, 0.25, True)
+        got = rowops.logsumexp_backward(*arguments)
+        assert len(ran.symbols) == before + 2
+        *inputs, dtype, scale, zero_empty = arguments
+        want = ops.logsumexp_backward(*inputs, dtype=dtype, scale=scale, zero_empty=zero_empty)
+        torch.testing.assert_close(got, want, rtol=2**-7, atol=1e-9, equal_nan=True)
 
 
 @pytest.mark.parametrize("op", [*TORCHS, "logsumexp"])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from online_softmax import rowkernels, rowplan
-from online_softmax.cuda import host, row_launch
+from online_softmax.cuda import host, outer_launch, row_launch
 from online_softmax.plan import Problem
 from online_softmax.rowplan import BACKWARD, OPERATIONS, Row
 
@@ -189,7 +189,7 @@ def test_along_a_dimension_that_is_not_the_last(op: str, dtype: torch.dtype) -> 
         x[0, :, 0], x[0, 1, -1] = -math.inf, math.nan
         for scale, zero_empty in ((1.0, False), (0.5, True)):
             y = torch.full(shape, 7.0, dtype=dtype)
-            run([row_launch.outer(op, x, y, 1, scale, zero_empty)])
+            run([outer_launch.outer(op, x, y, 1, scale, zero_empty)])
             want = expected(op, x.movedim(1, -1), scale, zero_empty).movedim(-1, 1)
             close(y, want, 1e-6)
 
@@ -204,7 +204,7 @@ def test_along_another_dim_bits_follow_from_its_length(cols: int, dtype: torch.d
     found, symbols = [], set()
     for x in (whole, moved.copy_(whole), whole[..., :3].contiguous()):
         y = torch.empty_like(x)
-        launch = row_launch.outer("softmax", x, y, 1, 1.0, False)
+        launch = outer_launch.outer("softmax", x, y, 1, 1.0, False)
         run([launch])
         found.append(y[..., :3])
         symbols.add(launch.symbol)

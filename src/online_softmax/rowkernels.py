@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from online_softmax import catalogue, rowplan
 from online_softmax.cuda.launch import Launch
+from online_softmax.reference.ops import FP8, beside, result_dtype
 from online_softmax.rowplan import Row
 
 NAMES = tuple(rowplan.IDEAS)
@@ -19,19 +23,33 @@ SCALES = (2.0**-126, 2.0**127)
 
 
 def takes(x: Tensor, dtype: torch.dtype | None, scale: float, kernel: str = "") -> bool:
-    """Whether a row kernel may compute a forward of x into dtype (None: x's)."""
+    """Whether a row kernel may compute a forward of x into dtype (None: x's, bfloat16 for fp8)."""
     return (
         _has_kernels(x)
-        and x.dtype in catalogue.FLOATS
-        and (dtype in (None, x.dtype) or (dtype == torch.float32 and x.dtype in catalogue.HALVES))
+        and _takes_types(x.dtype, dtype)
         and SCALES[0] <= scale <= SCALES[1]
         and (not kernel or kernel in NAMES)
         and x.numel() > 0
     )
 
 
+def _takes_types(given: torch.dtype, wanted: torch.dtype | None) -> bool:
+    if given in FP8:
+        return wanted is None or wanted in catalogue.FLOATS
+    is_widened = wanted == torch.float32 and given in catalogue.HALVES
+    return given in catalogue.FLOATS and (wanted in (None, given) or is_widened)
+
+
 def _has_kernels(x: Tensor) -> bool:
     return x.is_cuda and catalogue.lacks("cuda") is None
+
+
+def _without_fp8(x: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """x in a type that kernels take: fp8 in a 16-bit one that holds all its values, so that no
+    value changes; the one that the result has, if it has one."""
+    if x.dtype not in FP8:
+        return x
+    return x.to(torch.float16 if dtype == torch.float16 else torch.bfloat16)
 
 
 def numbers(op: str, matrix: Tensor, kernel: str = "") -> Row:
@@ -57,20 +75,20 @@ def _run(work: list[Launch], device: torch.device) -> None:
     launch.run(work, device)
 
 
-def _outer(op: str, x: Tensor, y: Tensor, dim: int, scale: float, zero_empty: bool) -> list[Launch]:
-    """The launches along a dim that is not the last: several where one has more blocks than a grid.
+def _outer(launch: Callable[..., Launch], dim: int, tensors: tuple[Tensor, ...]) -> list[Launch]:
+    """The launches of `launch(*tensors, dim)` along a dim that is not the last: several where one
+    has more blocks than a grid.
 
-    x and y: contiguous, of one shape. A block has one outer position, and at least one inner one.
+    tensors: contiguous, of one shape. A block has at least one position.
     """
-    from online_softmax.cuda import row_launch
-
+    x = tensors[0]
     slices = x.numel() // x.shape[dim]
     if slices <= rowplan.MAX_GRID:
-        return [row_launch.outer(op, x, y, dim, scale, zero_empty)]
+        return [launch(*tensors, dim)]
     shape = x.shape[:dim].numel(), x.shape[dim], x.shape[dim + 1 :].numel()
     most = max(rowplan.MAX_GRID // shape[2], 1)  # outer positions
-    pairs = zip(x.view(shape).split(most), y.view(shape).split(most), strict=True)
-    return [row_launch.outer(op, part, to, 1, scale, zero_empty) for part, to in pairs]
+    parts = zip(*(t.view(shape).split(most) for t in tensors), strict=True)
+    return [launch(*part, 1) for part in parts]
 
 
 def forward(
@@ -85,14 +103,16 @@ def forward(
 ) -> Tensor:
     """softmax or log_softmax along dim, into `out` (contiguous; x itself, or apart) or a tensor of
     its own. `takes` has said yes."""
-    from online_softmax.cuda import row_launch
+    from online_softmax.cuda import outer_launch, row_launch
 
+    x = _without_fp8(x, dtype)
     rank = x.dim()
     is_last = rank == 0 or dim % rank == rank - 1
     y_dtype = dtype or x.dtype
-    if not is_last and not kernel and y_dtype == x.dtype:  # whatever its strides: the same bits
+    if not is_last and not kernel:  # whatever its strides: the same bits
         y = torch.empty(x.shape, dtype=y_dtype, device=x.device) if out is None else out
-        _run(_outer(op, x.contiguous(), y, dim % rank, scale, zero_empty), x.device)
+        launch = partial(outer_launch.outer, op, scale=scale, zero_empty=zero_empty)
+        _run(_outer(launch, dim % rank, (x.contiguous(), y)), x.device)
         return y
     matrix = catalogue.as_rows(x, (dim,))
     row = numbers(op, matrix, kernel)
@@ -117,22 +137,34 @@ def backward(
     dtype: torch.dtype | None,
     scale: float,
     zero_empty: bool,
+    out: Tensor | None = None,
 ) -> Tensor | None:
-    """The gradient by x; None unless dy, y and the gradient have one type and dim is the last."""
-    same = dy.dtype == y.dtype and dtype in (None, y.dtype)
-    is_last = y.dim() == 0 or dim % y.dim() == y.dim() - 1
-    if not (same and is_last and takes(y, None, scale) and dy.device == y.device):
+    """The gradient by x, in dtype (None: y's), into `out` (contiguous, apart from dy and y) or a
+    tensor of its own; None where no kernel computes it."""
+    dtype = dtype or y.dtype
+    floats = all(each in catalogue.FLOATS for each in (dy.dtype, y.dtype, dtype))
+    if not (floats and takes(y, None, scale) and dy.device == y.device):
         return None
-    from online_softmax.cuda import row_launch
+    from online_softmax.cuda import outer_launch, row_launch
 
-    dx = torch.empty(y.shape, dtype=y.dtype, device=y.device)
-    rows_dy, rows_y = catalogue.as_rows(dy, (-1,)), catalogue.as_rows(y.contiguous(), (-1,))
-    name = f"{op}_backward"
+    dx = torch.empty(y.shape, dtype=dtype, device=y.device) if out is None else out
+    name, rank = f"{op}_backward", max(y.dim(), 1)
+    y = y.contiguous()
+    if dim % rank != rank - 1:
+        launch = partial(outer_launch.outer_backward, name, scale=scale, zero_empty=zero_empty)
+        _run(_outer(launch, dim % rank, (dy.contiguous(), y, dx)), y.device)
+        return dx
+    if dy.dtype == y.dtype == dtype:
+        target = dx
+    else:  # the row kernels have one type: float32 holds all of them, and rounds once
+        dy, y = dy.float(), y.float()
+        target = dx if dtype == torch.float32 else torch.empty_like(y)
+    rows_dy, rows_y = catalogue.as_rows(dy, (-1,)), catalogue.as_rows(y, (-1,))
     row, streams = numbers(name, rows_y, ""), catalogue.streams(rows_y, 3)
-    target = dx.view(rows_y.shape)
-    work = row_launch.backward(name, rows_dy, rows_y, target, scale, zero_empty, row, streams)
+    rows_dx = target.view(rows_y.shape)
+    work = row_launch.backward(name, rows_dy, rows_y, rows_dx, scale, zero_empty, row, streams)
     _run(work, y.device)
-    return dx
+    return dx if target is dx else dx.copy_(target)
 
 
 def logsumexp(
@@ -146,6 +178,7 @@ def logsumexp(
     """logsumexp over dims, in dtype (None: x's). `takes` has said yes."""
     from online_softmax.cuda import row_launch
 
+    x = _without_fp8(x, dtype)
     rank = max(x.dim(), 1)
     over = {dim % rank for dim in dims} if dims else set(range(rank))
     matrix = catalogue.as_rows(x, tuple(over))
@@ -155,3 +188,52 @@ def logsumexp(
     if keepdim:
         return y.view([1 if d in over else size for d, size in enumerate(x.shape)])
     return y.view([size for d, size in enumerate(x.shape) if d not in over])
+
+
+def logsumexp_backward(
+    dlse: Tensor,
+    x: Tensor,
+    lse: Tensor,
+    dims: tuple[int, ...],
+    keepdim: bool,
+    dtype: torch.dtype | None,
+    scale: float,
+    zero_empty: bool,
+) -> Tensor | None:
+    """The gradient of `logsumexp` by x; None where no kernel computes it."""
+    floats = all(t.dtype in catalogue.FLOATS and t.device == x.device for t in (dlse, lse))
+    if not (floats and takes(x, None, scale) and dtype in (None, result_dtype(x.dtype))):
+        return None
+    from online_softmax.cuda import outer_launch
+
+    x = _without_fp8(x, None)
+    if not keepdim:
+        dims = dims or tuple(range(x.dim()))
+        dlse, lse = beside(dlse, x, dims), beside(lse, x, dims)
+    if dlse.dtype != x.dtype:
+        dlse = dlse.float()
+    sizes = list(x.shape) or [1]
+    first, last = _widest_run(sizes, dims)
+    # A value for each position of the run: repeated along reduced dims that lie apart from it.
+    each = [1 if first <= d <= last else size for d, size in enumerate(sizes)]
+    dlse, lse = (t.expand(each).reshape(-1) for t in (dlse, lse.float()))
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    inner = math.prod(sizes[last + 1 :])
+    planes = x.reshape(math.prod(sizes[:first]), -1)
+    if planes.shape[1] > 1 and planes.stride(1) != 1:
+        planes = planes.contiguous()
+    work = outer_launch.lse_backward(dlse, planes, lse, dx, inner, scale, zero_empty)
+    _run([work], x.device)
+    return dx
+
+
+def _widest_run(sizes: list[int], dims: tuple[int, ...]) -> tuple[int, int]:
+    """The first and last of neighbouring reduced dims: those of most elements, if apart."""
+    runs: list[list[int]] = []
+    for dim in sorted(dim % len(sizes) for dim in dims or range(len(sizes))):
+        if runs and runs[-1][1] == dim - 1:
+            runs[-1][1] = dim
+        else:
+            runs.append([dim, dim])
+    first, last = max(runs, key=lambda run: math.prod(sizes[run[0] : run[1] + 1]))
+    return first, last

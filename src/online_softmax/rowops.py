@@ -77,13 +77,19 @@ def backward(
     dtype: torch.dtype | None,
     scale: float,
     zero_empty: bool,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """The gradient by x, from that by y and y itself; dtype is that of x (None: y's)."""
+    """The gradient by x, from that by y and y itself; dtype is that of x (None: y's).
+
+    `out` is filled and returned, if given: contiguous, of y's shape, of that dtype, on y's device,
+    apart from dy and y.
+    """
     dy, y = _with_values(dy), _with_values(y)
-    dx = rowkernels.backward(op, dy, y, dim, dtype, scale, zero_empty)
+    dx = rowkernels.backward(op, dy, y, dim, dtype, scale, zero_empty, out)
     if dx is not None:
         return dx
-    return _BACKWARD[op](dy, y, dim, dtype=dtype, scale=scale, zero_empty=zero_empty)
+    dx = _BACKWARD[op](dy, y, dim, dtype=dtype, scale=scale, zero_empty=zero_empty)
+    return dx if out is None else out.copy_(dx)
 
 
 def logsumexp(
@@ -135,9 +141,11 @@ def logsumexp_backward(
 ) -> Tensor:
     """The gradient of `logsumexp` by x in dtype (None: x's), from what `logsumexp_saving` saved."""
     dlse, x, lse = _with_values(dlse), _with_values(x), _with_values(lse)
-    return ops.logsumexp_backward(
-        dlse, x, lse, tuple(dims), keepdim, dtype=dtype, scale=scale, zero_empty=zero_empty
-    )
+    args = (dlse, x, lse, tuple(dims), keepdim)
+    dx = rowkernels.logsumexp_backward(*args, dtype, scale, zero_empty)
+    if dx is not None:
+        return dx
+    return ops.logsumexp_backward(*args, dtype=dtype, scale=scale, zero_empty=zero_empty)
 
 
 def _takes_writes(out: Tensor, x: Tensor) -> bool:
@@ -166,11 +174,15 @@ def has_kernel(op: str, *tensors: Tensor) -> bool:
         op: "softmax", "softmax_backward" and so on.
         tensors: x; or dy and what was saved.
     """
-    if not tensors[0].is_cuda or any(t.dtype not in catalogue.FLOATS for t in tensors):
+    if not tensors[0].is_cuda:
         return False
     if catalogue.lacks("cuda") is None:
-        return op in rowplan.OPERATIONS
-    return op == "softmax" and catalogue.lacks("triton") is None
+        known = op in rowplan.OPERATIONS or op in rowplan.ELEMENTWISE
+        types = catalogue.FLOATS if op in rowplan.BACKWARD else (*catalogue.FLOATS, *ops.FP8)
+    else:
+        known = op == "softmax" and catalogue.lacks("triton") is None
+        types = catalogue.FLOATS
+    return known and all(t.dtype in types for t in tensors)
 
 
 def _takes_aten(op: str, x: Tensor, dtype: torch.dtype | None, scale: float, kernel: str) -> bool:

@@ -15,6 +15,7 @@ from online_softmax.plan import MAX_GRID, VECTOR_BYTES, WARP, Problem, ceil_div,
 FORWARD = ("softmax", "log_softmax")
 BACKWARD = ("softmax_backward", "log_softmax_backward")
 OPERATIONS = (*FORWARD, *BACKWARD, "logsumexp")
+ELEMENTWISE = ("logsumexp_backward",)  # on x as it lies: no cut of rows, no record
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 CLUSTER_ARCHES = ("sm_90a", "sm_100a")  # clusters of up to 16 blocks, bulk copies
 
@@ -257,7 +258,7 @@ class Outer:
 
     width: int  # neighbouring elements a thread: 16 bytes of them, or one
     held: int  # elements of the dimension that a thread keeps; 0: two reads
-    across: int  # threads along the inner dimensions
+    across: int  # threads along the outer and inner positions, which changes no bit
     along: int  # threads along the dimension
 
 
@@ -267,9 +268,29 @@ def outer(cols: int, item_bytes: int, whole: bool) -> Outer:
     16-bit types read twice, as measured."""
     width = VECTOR_BYTES // item_bytes if whole else 1
     if item_bytes == 4 and cols <= 256:
-        return Outer(width, 8, 16, next_power_of_two(ceil_div(cols, 8)))
+        along = next_power_of_two(ceil_div(cols, 8))
+        return Outer(width, 8, max(16, GROUP_BLOCK // along), along)
     if item_bytes == 4 and cols <= 2048:
         return Outer(width, 16, 4, max(next_power_of_two(ceil_div(cols, 16)), 8))
+    return _outer_read_twice(cols, width)
+
+
+def outer_backward(cols: int, read_bytes: int, item_bytes: int, whole: bool) -> Outer:
+    """The same for a backward: read_bytes are those of an element of dy and of y together,
+    item_bytes those of the narrowest of dy, y and dx. From register counts, nothing measured: what
+    is held, as it lay in memory, takes 64 registers."""
+    widest = VECTOR_BYTES // item_bytes
+    held = 8 if widest * read_bytes <= 32 else 4
+    width = widest if whole else 1
+    along = next_power_of_two(ceil_div(cols, held))
+    if along <= 32:
+        return Outer(width, held, max(16, GROUP_BLOCK // along), along)
+    if along <= 128:
+        return Outer(width, held, 4, along)
+    return _outer_read_twice(cols, width)
+
+
+def _outer_read_twice(cols: int, width: int) -> Outer:
     if cols <= 64:
         return Outer(width, 0, 32, 4)
     if cols <= 16384:

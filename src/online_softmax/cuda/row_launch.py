@@ -148,19 +148,6 @@ def backward(
     return [Launch(file, symbol, args, _grid(row, rows), row.block, row.cluster, shared)]
 
 
-def outer(op: str, x: Tensor, y: Tensor, dim: int, scale: float, zero_empty: bool) -> Launch:
-    """softmax or log_softmax along a dimension that is not the last, x and y contiguous."""
-    cols, inner = x.shape[dim], x.shape[dim + 1 :].numel()
-    outer_size = x.shape[:dim].numel()
-    whole = inner * x.itemsize % VECTOR_BYTES == 0 and is_whole(x.view(1, -1), y.view(1, -1))
-    n = rowplan.outer(cols, x.itemsize, whole)
-    tiles, block = ceil_div(inner, n.across * n.width), n.across * n.along
-    symbol = f"outer_rows<{C_TYPE[x.dtype]}, {n.width}, {n.held}, {EMIT[op]}>"
-    args = (x, y, cols, inner, float(scale), int(zero_empty), tiles, n.along)
-    shared = block * n.width * STATE_BYTES
-    return Launch("outer.cu", symbol, args, outer_size * tiles, block, shared_bytes=shared)
-
-
 WIDTHS = tuple(sorted({1 << k for k in range(23)} | {3 << k for k in range(20)}))
 
 

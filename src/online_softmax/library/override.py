@@ -2,8 +2,8 @@
 
 Kernels of `aten` are registered at one dispatch key, over torch's own, which are kept and called
 wherever we have no kernel. Removing the registration brings torch's back. What is below the
-dispatcher is not reached: the backward of logsumexp, which torch composes of other operations, and
-code that Inductor has compiled.
+dispatcher is not reached: the backward of logsumexp, which torch composes of other operations (ours
+has a kernel), and code that Inductor has compiled.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch.library import Library, get_kernel
 from online_softmax import rowops
 from online_softmax.catalogue import atens_own
 from online_softmax.library.private import has_computed_kernel
+from online_softmax.reference.ops import FP8
 
 Takes = Callable[..., bool]  # (name of an op, its tensors) -> whether ours runs it
 Implementation = Callable[..., Tensor]
@@ -57,9 +58,7 @@ def _implementations(takes: Takes) -> dict[str, tuple[Callable[..., bool], Imple
             return _in_range(x, dim) and takes(name, x)
 
         def takes_backward(dy: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> bool:
-            # Along another dim than the last ours are torch operations: torch's kernel is faster.
-            is_last = _in_range(y, dim) and dim % (y.dim() or 1) == (y.dim() or 1) - 1
-            return dy.shape == y.shape and is_last and takes(backward, dy, y)
+            return dy.shape == y.shape and _in_range(y, dim) and takes(backward, dy, y)
 
         def run_backward(dy: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
             return rowops.backward(name, dy, y, dim, dtype, 1.0, False)
@@ -115,7 +114,8 @@ class _Installation:
         self.library = library
 
     def _takes(self, name: str, *tensors: Tensor) -> bool:
-        return self.takes(name, *tensors)
+        # Of fp8 torch's functions have no result, and ours one of another dtype.
+        return not any(t.dtype in FP8 for t in tensors) and self.takes(name, *tensors)
 
     def _kernel(
         self, original: Any, is_taken: Callable[..., bool], ours: Implementation
