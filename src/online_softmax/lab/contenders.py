@@ -31,9 +31,10 @@ class Contender:
     kind: str  # "ceiling", "ours" or "rival"
     make: Callable[[], Call]
 
-    def allocates(self, op: str) -> bool:
+    @property
+    def allocates(self) -> bool:
         """Whether its call makes a matrix of its own instead of filling the set's."""
-        return self.kind == "rival" or (self.kind == "ours" and op.endswith("_backward"))
+        return self.kind == "rival"
 
 
 # ---- the ceiling and ours
@@ -53,13 +54,13 @@ def _forward(op: str) -> Call:
 
 
 def _backward(op: str) -> Call:
-    return lambda dy, y, dx: rowops.backward(op, dy, y, -1, None, 1.0, False)
+    return lambda dy, y, dx: rowops.backward(op, dy, y, -1, None, 1.0, False, dx)
 
 
 def _ours(op: str) -> Call:
     """The package's own call of an operation on a set's tensors: the one place that names it.
 
-    What `rowops` runs, below autograd; a forward fills the set's y.
+    What `rowops` runs, below autograd, into the set's last tensor; logsumexp returns its own.
     """
     calls: dict[str, Call] = {
         "softmax": _forward("softmax"),

@@ -165,7 +165,7 @@ def measure(cell: Cell, lines: Sequence[Contender], setting: Setting) -> Row:
         spent[name], since = round(spent.get(name, 0.0) + now - since, 4), now
 
     row = Row(cell.op, cell.dtype, cell.rows, cell.cols, setting.values, cell.ideal_bytes)
-    why = lacking(cell, sum(line.allocates(cell.op) for line in lines), setting)
+    why = lacking(cell, sum(line.allocates for line in lines), setting)
     if why:
         return replace(row, why=why)
     sets = buffers(cell, setting)
