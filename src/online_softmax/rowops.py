@@ -194,8 +194,9 @@ def _takes_aten(op: str, x: Tensor, dtype: torch.dtype | None, scale: float, ker
                 return False
         missing = catalogue.lacks("cuda") if x.is_cuda else None
         wanted = (
-            "it takes CUDA tensors of float16, bfloat16 or float32, gives x's dtype or float32 and "
-            f"wants a scale from 2^-126 to 2^127; this is {x.dtype} on {x.device}, to be given as "
+            "it takes CUDA tensors of float16, bfloat16, float32 or fp8, gives x's dtype or "
+            "float32 (of fp8 any of these three) and wants a scale from 2^-126 to "
+            f"2^127; this is {x.dtype} on {x.device}, to be given as "
             f"{dtype or result_dtype(x.dtype)}, with scale {scale:g}"
         )
         raise ValueError(f"{op}(): kernel {kernel!r} cannot run this: {missing or wanted}")
