@@ -119,10 +119,12 @@ def run_outer(op: str, x: torch.Tensor, y_type: torch.dtype) -> int:
     """How many are wrong of softmax or log_softmax of x along dim 1, and its gradient."""
     y = torch.empty(x.shape, dtype=y_type, device="cuda").fill_(torch.nan)
     launch.run([outer_launch.outer(op, x, y, 1, 1.0, False)], x.device)
-    dx, dy = torch.empty_like(x).fill_(torch.nan), x.to(y_type)
-    work = outer_launch.outer_backward(f"{op}_backward", dy, y, dx, 1, 1.0, False)
+    narrow, dx = y.to(x.dtype), torch.empty_like(x).fill_(torch.nan)  # a y that the judge may have
+    work = outer_launch.outer_backward(
+        f"{op}_backward", x.to(y_type), narrow.to(y_type), dx, 1, 1.0, False
+    )
     launch.run([work], x.device)
-    return judged(op, [x], y) + judged(f"{op}_backward", [dy, y], dx)
+    return judged(op, [x], y) + judged(f"{op}_backward", [x, narrow], dx)
 
 
 def run_lse_backward(x: torch.Tensor, dlse_type: torch.dtype) -> bool:
