@@ -95,7 +95,7 @@ def _fit(row: int, most: int, vectors: int, cluster: int) -> tuple[int, int, int
     choices = []
     for a_block in range(1, min(2 * usual, MAX_ROW_BLOCK // WARP) + 1):
         blocks = ceil_div(warps, a_block)
-        blocks = 16 if blocks > 8 else blocks  # 9 to 15 find no room together, as measured
+        blocks = 16 if 8 < blocks < 16 else blocks  # 9 to 15 find little room, as measured
         if blocks <= cluster:
             choices.append((a_block * blocks, abs(a_block - usual), a_block, blocks))
     in_all, _, a_block, blocks = min(choices)

@@ -25,10 +25,18 @@ __device__ __forceinline__ uint32_t cluster_size() {
   asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
   return size;
 }
+__device__ __forceinline__ uint32_t cluster_id() {  // of clusters along the grid
+  uint32_t id;
+  asm volatile("mov.u32 %0, %%clusterid.x;" : "=r"(id));
+  return id;
+}
 #else
 __device__ __forceinline__ uint32_t cluster_rank() { return 0; }
 __device__ __forceinline__ uint32_t cluster_size() { return 1; }
+__device__ __forceinline__ uint32_t cluster_id() { return blockIdx.x; }
 #endif
+#else
+inline uint32_t cluster_id() { return blockIdx.x / cluster_size(); }
 #endif
 
 // ---- mbarriers: a count of arrivals and of bytes, which a copy by other hardware completes

@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(512)
   __syncwarp();  // landed: initialised by lane 0 before others wait on it
 
   const Span span(x, rows, cols, x_row_stride);
-  const int64_t clusters = gridDim.x / cluster_size(), first_row = blockIdx.x / cluster_size();
+  const int64_t clusters = gridDim.x / cluster_size(), first_row = cluster_id();
   const int64_t first = int64_t(cluster_rank() * warp_count() + warp_id()) * Part::At::WORDS;
   auto held_of = [&](int64_t row) {
     return typename Part::At(first, cols,
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(512)
   __syncwarp();  // landed: initialised by lane 0 before others wait on it
 
   const Span dy_span(dy, rows, cols, dy_row_stride), y_span(y, rows, cols, cols);
-  const int64_t clusters = gridDim.x / cluster_size(), first_row = blockIdx.x / cluster_size();
+  const int64_t clusters = gridDim.x / cluster_size(), first_row = cluster_id();
   const int64_t first = int64_t(cluster_rank() * warp_count() + warp_id()) * Part::At::WORDS;
   auto held_of = [&](int64_t row) {
     return typename Part::At(first, cols, WHOLE ? 0 : position_of(dx + row * cols));

@@ -12,7 +12,7 @@ struct Place {
       row = int64_t(blockIdx.x) * (blockDim.x / LANES) + threadIdx.x / LANES;
       first = 0;
     } else {
-      row = blockIdx.x / cluster_size();
+      row = cluster_id();
       first = int64_t(cluster_rank() * warp_count() + warp_id()) * (VECTORS * WARP);
     }
   }

@@ -168,10 +168,10 @@ __device__ __forceinline__ void load_share(S& share, const typename S::At& at, c
 #pragma unroll
       for (int v = 0; v < S::COUNT; ++v) {
         const int to = at.to(v * GROUP + lane);
-        if (to < S::N) share.words[v] = cut<T>(share.words[v], 0, to, pad);
+        if (to < S::N) share.words[v] = joined<T>(share.words[v], pad, to);
       }
     }
-    if (lane == 0 && at.begin) share.words[0] = cut<T>(share.words[0], at.begin, S::N, pad);
+    if (lane == 0 && at.begin) share.words[0] = joined<T>(pad, share.words[0], at.begin);
   }
 }
 
@@ -193,38 +193,40 @@ template <bool STREAM, typename S, typename Y, typename Values, typename Past>
 __device__ __forceinline__ void write_share(const typename S::At& at, Y* y, Values values,
                                             Past past) {
   constexpr int N = S::N, GROUP = S::GROUP, M = Vector<Y>::N;
+  constexpr bool LEAVES_FIRST = STREAM && S::WHOLE;  // else L2 completes sectors written in parts
   const int lane = S::lane();
-  auto write_part = [&](int k, const float (&x)[N]) {
-#pragma unroll
-    for (int i = 0; i < N; ++i)
-      if (i >= at.from(k) && i < at.to(k)) y[k * N + i] = narrow<Y>(x[i]);
-  };
   float x[N];
+  if constexpr (!S::WHOLE) {  // first what is not the share's alone, so that others meet it in L2
+    auto write_part = [&](int k) {
 #pragma unroll
-  for (int v = S::COUNT - 1; v >= 0; --v) {
-    const int k = v * GROUP + lane;
-    values(v, x);
-    host::count_writes(at.in_word(k));
-    if (!at.is_full(k)) continue;
+      for (int i = 0; i < N; ++i)
+        if (i >= at.from(k) && i < at.to(k)) y[k * N + i] = narrow<Y>(x[i]);
+    };
 #pragma unroll
-    for (int part = 0; part < N / M; ++part)
-      put16<STREAM>(y + k * N + part * M,
-                    pack<Y>(*reinterpret_cast<const float (*)[M]>(x + part * M)));
-  }
-  if constexpr (!S::WHOLE) {  // words that are not the share's alone; x: of v = 0
-    if (!at.is_full(lane) && at.in_word(lane)) write_part(lane, x);
+    for (int a = 0; a < S::AFTER; ++a) {
+      const int j = a * GROUP + lane;
+      if (j < at.past_words()) y[S::At::CAPACITY + j] = narrow<Y>(past(a));
+      host::count_writes(j < at.past_words() ? 1 : 0);
+    }
     if (!at.is_interior()) {
       const int last = at.end / N;
       if (last >= GROUP && last % GROUP == lane && at.in_word(last)) {
         values(last / GROUP, x);
-        write_part(last, x);
+        write_part(last);
       }
     }
+    values(0, x);
+    if (!at.is_full(lane) && at.in_word(lane)) write_part(lane);
   }
 #pragma unroll
-  for (int a = 0; a < S::AFTER; ++a) {
-    const int j = a * GROUP + lane;
-    if (j < at.past_words()) y[S::At::CAPACITY + j] = narrow<Y>(past(a));
-    host::count_writes(j < at.past_words() ? 1 : 0);
+  for (int v = 0; v < S::COUNT; ++v) {
+    const int k = v * GROUP + lane;
+    if (S::WHOLE || v > 0) values(v, x);
+    host::count_writes(at.in_word(k));
+    if (!at.is_full(k)) continue;
+#pragma unroll
+    for (int part = 0; part < N / M; ++part)
+      put16<LEAVES_FIRST>(y + k * N + part * M,
+                          pack<Y>(*reinterpret_cast<const float (*)[M]>(x + part * M)));
   }
 }

@@ -142,20 +142,27 @@ __device__ __forceinline__ uint4 vector_of(float value) {
   return pack<T>(x);
 }
 
-// Elements [from, to) of a word, `fill` around them.
+// All bits from bit `bits` on, of 32; none from 32 on, all from 0 down.
+__device__ __forceinline__ uint32_t bits_from(int bits) {
+  const int count = bits < 0 ? 0 : bits;
+#ifdef ONLINE_SOFTMAX_HOST
+  return count < 32 ? 0xffffffffu << count : 0u;
+#else
+  uint32_t mask;
+  asm("shl.b32 %0, %1, %2;" : "=r"(mask) : "r"(0xffffffffu), "r"(count));  // clamps at 32
+  return mask;
+#endif
+}
+
+// Elements [count, N) of `high`, and the first `count` of `low`.
 template <typename T>
-__device__ __forceinline__ uint4 cut(const uint4& word, int from, int to, const uint4& fill) {
-  const uint32_t in[4] = {word.x, word.y, word.z, word.w}, pad = fill.x;
+__device__ __forceinline__ uint4 joined(const uint4& low, const uint4& high, int count) {
+  const uint32_t a[4] = {low.x, low.y, low.z, low.w}, b[4] = {high.x, high.y, high.z, high.w};
   uint32_t out[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    if constexpr (sizeof(T) == 4) {
-      out[i] = i >= from && i < to ? in[i] : pad;
-    } else {
-      const uint32_t low = 2 * i >= from && 2 * i < to ? 0xffffu : 0u;
-      const uint32_t mask = low | (2 * i + 1 >= from && 2 * i + 1 < to ? 0xffff0000u : 0u);
-      out[i] = (in[i] & mask) | (pad & ~mask);
-    }
+    const uint32_t mask = bits_from(count * int(sizeof(T) * 8) - 32 * i);
+    out[i] = (a[i] & ~mask) | (b[i] & mask);
   }
   return {out[0], out[1], out[2], out[3]};
 }
