@@ -100,8 +100,11 @@ def operand(tokens: list[str], opens: str, closes: str) -> list[str]:
 
 # ---- imports point down
 
-LEVELS = {"arches": 0, "plan": 1, "rowplan": 2, "jit": 3, "cuda": 4, "triton": 4, "reference": 4}
+LEVELS = {"arches": 0, "plan": 1, "ring": 1.5, "rowplan": 2, "jit": 3}
 LEVELS |= {
+    "cuda": 4,
+    "triton": 4,
+    "reference": 4,
     "catalogue": 5,
     "rowkernels": 5.5,
     "explanation": 6,

@@ -56,7 +56,7 @@ def rows(generator: torch.Generator) -> int:
     for op in rowplan.OPERATIONS:
         for kernel in rowplan.IDEAS:
             for dtype in C_TYPE:
-                for cols in ROW_COLS:
+                for cols in (*ROW_COLS, *((V5_COLS,) if kernel in ("streamed", "split") else ())):
                     for pad in (0, PAD):
                         base = torch.randn(3 * (cols + pad) - pad, generator=generator)
                         x = base.to(dtype).cuda().as_strided((3, cols), (cols + pad, 1))

@@ -95,6 +95,24 @@ def test_the_variants_of_a_row(op: str):
     assert planned.numbers["vectors"] == wanted.vectors
 
 
+@pytest.mark.parametrize(("rows", "planned"), [(64, "streamed"), (1, "split")])
+def test_long_rows_are_streamed_in_parts_of_several_sizes(rows: int, planned: str):
+    """And split has each of these cuts: one of the two is what is planned for so many rows."""
+    found = tune.variants("softmax", Problem(rows, 1_048_576))
+    assert [each.kernel for each in found if each.is_planned] == [planned]
+    sizes = {
+        kernel: {
+            (each.numbers["block"], each.numbers["vectors"])
+            for each in found
+            if each.kernel == kernel
+        }
+        for kernel in ("streamed", "split")
+    }
+    assert {block * vectors * 16 for block, vectors in sizes["streamed"]} == {8192, 16384, 32768}
+    assert {block for block, _ in sizes["streamed"]} == {256, 512}
+    assert sizes["streamed"] == sizes["split"]
+
+
 @pytest.mark.skipif(host.compiler() is None, reason="host execution needs g++ or clang++")
 @pytest.mark.parametrize("op", rowplan.OPERATIONS)
 def test_a_variant_s_call_runs_its_kernel_with_its_numbers(op: str):

@@ -62,8 +62,8 @@ def test_trace_in_one_block():
 
 def test_explain():
     assert run("explain", 4096, 4096).startswith("registers: a cluster of 2 blocks a row")
-    page = run("explain", 1, 1048576, "--dtype", "bf16", "--arch", "90")
-    assert page.startswith("landed: ")
+    page = run("explain", 32, 1048576, "--dtype", "bf16", "--arch", "90")
+    assert page.startswith("streamed: ")
     assert "of the ladder's rungs, v5_split_row: " in page
     assert "not v3_register_cache: " in page
     assert run("explain", 3, 4, "--dtype", "double").startswith("reference: ")

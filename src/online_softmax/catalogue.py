@@ -146,7 +146,7 @@ def _catalogue() -> dict[str, Kernel]:
             arches=RUNG_ARCHES,
             reads=rowplan.READS[name],
             operations=tuple(
-                op for op in rowplan.OPERATIONS if (name, op) != ("landed", "logsumexp")
+                op for op in rowplan.OPERATIONS if op != "logsumexp" or name not in rowplan.NEEDS
             ),
         )
         for name, idea in rowplan.IDEAS.items()
@@ -230,6 +230,7 @@ def choose(problem: Problem) -> tuple[Kernel, str]:
     if name in plan.RUNGS:  # a kernel of ours: what ships in place of the rung that teaches it
         p = problem
         row = rowplan.numbers("softmax", p.cols, p.dtype, p.arch)
+        row = rowplan.mechanism(row, "softmax", p)
         if not rowplan.reasons(row.kernel, "softmax", p):
             name, why = row.kernel, row.why
     missing = lacks(KERNELS[name].backend)

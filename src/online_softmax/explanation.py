@@ -24,7 +24,7 @@ def explain(rows: int, cols: int, dtype: str = "float32", arch: str = plan.DEFAU
         ValueError: an unknown type or architecture, or a negative size.
 
     >>> print(explain(1, 1_048_576).splitlines()[0])
-    split: 1048576 columns are past what one read can hold: parts of a row, two kernels
+    split: 256 parts in all are few for 132 multiprocessors: parts of rows, two kernels
     """
     if arch not in plan.ARCHES:
         raise ValueError(f"explain(): no facts about {arch!r}; known are {', '.join(plan.ARCHES)}")

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from online_softmax import catalogue, rowplan
 from online_softmax.cuda.launch import Launch
+from online_softmax.plan import Problem
 from online_softmax.reference.ops import FP8, beside, result_dtype
 from online_softmax.rowplan import Row
 
@@ -61,12 +62,18 @@ def numbers(op: str, matrix: Tensor, kernel: str = "") -> Row:
     if not kernel:
         name = catalogue.dtype_name(matrix.dtype)
         row = rowplan.numbers(op, matrix.shape[1], name, catalogue.arch_of(matrix))
+        if row.kernel == "streamed":
+            row = rowplan.mechanism(row, op, _problem(matrix))
         if matrix.shape[0] * row.cluster * row.parts <= rowplan.MAX_GRID:
             return row
         kernel = row.kernel
-    problem = replace(catalogue.problem_of(matrix), device="cuda")  # also under host execution
+    problem = _problem(matrix)
     chosen: Row = catalogue.forced(kernel, problem, op).numbers(problem, op=op)
     return chosen
+
+
+def _problem(matrix: Tensor) -> Problem:
+    return replace(catalogue.problem_of(matrix), device="cuda")  # also under host execution
 
 
 def _run(work: list[Launch], device: torch.device) -> None:

@@ -8,8 +8,11 @@ measured on an H200 (benchmarks/results/h200); for other architectures they foll
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+import itertools
+from dataclasses import dataclass, replace
 
+from online_softmax import ring
+from online_softmax.arches import ARCHES
 from online_softmax.plan import MAX_GRID, VECTOR_BYTES, WARP, Problem, ceil_div, next_power_of_two
 
 FORWARD = ("softmax", "log_softmax")
@@ -22,29 +25,35 @@ CLUSTER_ARCHES = ("sm_90a", "sm_100a")  # clusters of up to 16 blocks, bulk copi
 IDEAS = {
     "registers": "the row in registers of a few lanes, a block or a cluster: one read, one write",
     "landed": "a cluster a row; the next row lands in shared memory while one is in registers",
+    "streamed": "parts of rows land in shared memory and wait there until the row's state is known",
     "split": "parts of a row, several blocks each, in two kernels: any number of columns",
 }
 WHY_NOT = {
     "registers": "a row takes all registers of its cluster: memory would wait for the exchange",
     "landed": "memory keeps busy without: several rows share a multiprocessor",
+    "streamed": "for long rows, and many of them: a cluster or split is sooner otherwise",
     "split": "reads every element twice",
 }
-READS = {"registers": 1, "landed": 1, "split": 2}
+READS = {"registers": 1, "landed": 1, "streamed": 1, "split": 2}
+NEEDS = {"landed": "clusters of 16 blocks", "streamed": "bulk copies"}
 GROUP_BLOCK = 128  # threads a block where a row has a warp or less: small blocks end soonest
 SPLIT_BLOCK, SPLIT_VECTORS = 256, 4  # a part of 16 KB: enough blocks from a few rows on
 MAX_ROW_BLOCK = 512  # threads: 128 registers each
+STREAMED_LEAST, STREAMED_MOST, STREAMED_MOST_BACKWARD = 65536, 1 << 20, 1 << 19  # vectors a row
+STREAMED_CUT, STREAMED_BACKWARD_CUT = (256, 4), (256, 2)  # threads, vectors: 16 KB a part and stage
+STREAMED_ITEMS = 4  # parts a multiprocessor in all: with fewer, split's two launches end sooner
 
 
 @dataclass(frozen=True)
 class Row:
     """Launch numbers of a row kernel, and the reason for them."""
 
-    kernel: str  # "registers", "landed" or "split"
+    kernel: str
     vectors: int  # 16-byte vectors a lane holds, of each tensor
     lanes: int = 0  # of a warp that share a row; 0: a block or a cluster of blocks
     block: int = 0  # threads a block
     cluster: int = 1  # blocks a row
-    parts: int = 1  # split: blocks a row
+    parts: int = 1  # streamed, split: parts of a row, a block each
     why: str = ""
 
 
@@ -114,7 +123,7 @@ def numbers(op: str, cols: int, dtype: str, arch: str) -> Row:
     >>> numbers("softmax", 4096, "bfloat16", "sm_90a").block
     128
     >>> numbers("softmax", 4_194_304, "float32", "sm_90a").kernel
-    'split'
+    'streamed'
     """
     item = ITEM_BYTES[dtype]
     row = vectors_a_row(cols, item)
@@ -125,6 +134,9 @@ def numbers(op: str, cols: int, dtype: str, arch: str) -> Row:
             who = f"{WARP // lanes} rows a warp" if lanes < WARP else "a warp a row"
             why = f"{who}, {vectors} vectors a lane"
             return Row("registers", vectors, lanes, GROUP_BLOCK, why=why)
+    longest = STREAMED_MOST_BACKWARD if op in BACKWARD else STREAMED_MOST
+    if STREAMED_LEAST < row <= longest and op != "logsumexp" and has_clusters(arch):
+        return streamed(row, op)
     for most, vectors, cluster in _cuts(op, item, arch):
         if row <= most:
             vectors, block, cluster = _fit(row, most, vectors, cluster)
@@ -138,15 +150,43 @@ def numbers(op: str, cols: int, dtype: str, arch: str) -> Row:
             "shared memory meanwhile: one read, one write"
         )
         return Row("landed", 16, 0, block, 16, why=why)
-    return split(
-        row, f"{cols} columns are past what one read can hold: parts of a row, two kernels"
-    )
+    return split(row, f"{cols} columns are past what one read holds: parts of a row, two kernels")
 
 
 def split(row: int, why: str) -> Row:
     """Two kernels over parts of a row: any number of columns."""
     parts = ceil_div(row, SPLIT_BLOCK * SPLIT_VECTORS)
     return Row("split", SPLIT_VECTORS, 0, SPLIT_BLOCK, parts=parts, why=why)
+
+
+def streamed(row: int, op: str, cut: tuple[int, int] | None = None) -> Row:
+    """Blocks that stay and take parts of rows in turn; cut: threads, vectors a thread."""
+    block, vectors = cut or (STREAMED_BACKWARD_CUT if op in BACKWARD else STREAMED_CUT)
+    parts = ceil_div(row, block * vectors)
+    why = f"{parts} parts a row wait in shared memory for its state: one read, one write"
+    return Row("streamed", vectors, 0, block, parts=parts, why=why)
+
+
+def mechanism(row: Row, op: str, problem: Problem) -> Row:
+    """What runs a planned cut: the only answer that asks for the number of rows. `streamed` and
+    `split` give a row of the same parts the same bits, so which it is only decides the time."""
+    if row.kernel != "streamed":
+        return row
+    items, sms = problem.rows * row.parts, problem.multiprocessors
+    refusals = reasons("streamed", op, problem)
+    if items >= STREAMED_ITEMS * sms and not refusals:
+        return row
+    why = f"{items} parts in all are few for {sms} multiprocessors: parts of rows, two kernels"
+    return replace(row, kernel="split", why=refusals[0] if refusals else why)
+
+
+def _most_streamed(row: Row, op: str, arch: str, multiprocessors: int = 0) -> int:
+    """Vectors of the longest row that streamed holds by the cut of `row`; logsumexp lands none."""
+    if op == "logsumexp" or not has_clusters(arch):
+        return 0
+    facts, tensors = ARCHES[arch], 2 if op in BACKWARD else 1
+    sms = multiprocessors or facts.sm_count
+    return ring.most_vectors(row.block, row.vectors, tensors, facts, sms)
 
 
 def _shared(op: str, item: int) -> _Shared:
@@ -166,14 +206,15 @@ def _cuts(op: str, item: int, arch: str) -> _Cuts:
 
 
 def forced(kernel: str, op: str, cols: int, dtype: str, arch: str) -> Row:
-    """Numbers for a kernel by name: the planned ones if it is the planned kernel. `reasons` must
-    have had none."""
-    planned = numbers(op, cols, dtype, arch)
-    if planned.kernel == kernel:
+    """Numbers for a kernel by name, the planned ones if planned. `reasons` must have had none."""
+    if (planned := numbers(op, cols, dtype, arch)).kernel == kernel:
         return planned
     row = vectors_a_row(cols, ITEM_BYTES[dtype])
-    if kernel == "split":
-        return split(row, "parts of a row, two kernels")
+    if kernel == "split":  # of streamed's parts, where that is planned
+        cut = planned if planned.kernel == "streamed" else split(row, "")
+        return replace(cut, kernel="split", why="parts of a row, two kernels")
+    if kernel == "streamed":
+        return streamed(row, op)
     if kernel == "registers":  # planned as something else: as many blocks as the widest rows have
         _, vectors, cluster = _cuts(op, ITEM_BYTES[dtype], arch)[-1]
         return Row("registers", vectors, 0, _block(row, vectors, cluster), cluster, why="asked for")
@@ -182,9 +223,11 @@ def forced(kernel: str, op: str, cols: int, dtype: str, arch: str) -> Row:
     return Row("landed", vectors, 0, _block(row, vectors, cluster), cluster, why="asked for")
 
 
-def most_cols(kernel: str, op: str, dtype: str, arch: str) -> int:
-    """The columns that registers or landed can hold."""
+def most_cols(kernel: str, op: str, dtype: str, arch: str, multiprocessors: int = 0) -> int:
+    """The columns that a kernel other than split can hold (multiprocessors 0: as the card has)."""
     vectors = _cuts(op, ITEM_BYTES[dtype], arch)[-1][0]
+    if kernel == "streamed":
+        vectors = _most_streamed(streamed(1, op), op, arch, multiprocessors)
     if kernel == "landed":
         vectors = _LANDED_MOST // 2 if op in BACKWARD else _LANDED_MOST
     return vectors * (VECTOR_BYTES // ITEM_BYTES[dtype])
@@ -198,19 +241,19 @@ def reasons(kernel: str, op: str, problem: Problem) -> list[str]:
         why.append(f"{kernel} takes {', '.join(ITEM_BYTES)}; this input is {p.dtype}")
     if p.device != "cuda":
         why.append(f"{kernel} runs on CUDA tensors; this one is on {p.device}")
-    if kernel == "landed" and not has_clusters(p.arch):
+    if kernel in NEEDS and not has_clusters(p.arch):
         wanted = " and ".join(CLUSTER_ARCHES)
-        why.append(f"landed needs clusters of 16 blocks: planned for {wanted}, this is {p.arch}")
-    if kernel == "landed" and op == "logsumexp":
-        why.append("landed writes rows; logsumexp goes to registers or split")
+        why.append(f"{kernel} needs {NEEDS[kernel]}: planned for {wanted}, this is {p.arch}")
+    if kernel in NEEDS and op == "logsumexp":  # which reads once however it is done
+        why.append(f"{kernel} writes rows; logsumexp goes to registers or split")
     if why:
         return why
-    most = 0 if kernel == "split" else most_cols(kernel, op, p.dtype, p.arch)
+    most = 0 if kernel == "split" else most_cols(kernel, op, p.dtype, p.arch, p.multiprocessors)
     if kernel != "split" and p.cols > most:
         return [f"{kernel} holds at most {most} columns here; this row has {p.cols}: split does"]
     row = forced(kernel, op, p.cols, p.dtype, p.arch)
     blocks = ceil_div(p.rows * row.lanes, row.block) if row.lanes else p.rows * row.cluster
-    if kernel != "landed" and blocks * row.parts > MAX_GRID:
+    if kernel not in NEEDS and blocks * row.parts > MAX_GRID:
         return [f"{kernel} would need {blocks * row.parts} blocks, more than a grid's {MAX_GRID}"]
     return []
 
@@ -232,20 +275,19 @@ def sweep(op: str, cols: int, dtype: str, arch: str) -> list[Row]:
                 if clusters and vectors >= most // 2 and op != "logsumexp" and row >= 1024:
                     found.append(Row("landed", vectors, 0, block, cluster))
     found.append(split(row, ""))
-    kept: list[Row] = []
+    for part, block in itertools.product((512, 1024, 2048), (256, 512)):  # 8, 16, 32 KB
+        each = streamed(row, op, (block, part // block))
+        if 8192 <= row <= _most_streamed(each, op, arch) and each.vectors <= most // 2:
+            found += [each, replace(each, kernel="split", why="")]
+    kept: dict[Row, Row] = {}  # the first of those that differ in more than the reason
     for each in found:
-        if all(_shape(each) != _shape(other) for other in kept):
-            kept.append(each)
-    return kept
+        kept.setdefault(replace(each, why=""), each)
+    return list(kept.values())
 
 
 def _shape_of(fit: tuple[int, int, int]) -> tuple[int, int, int, int]:
     vectors, block, cluster = fit
     return vectors, 0, block, cluster
-
-
-def _shape(row: Row) -> tuple[str, int, int, int, int]:
-    return row.kernel, row.vectors, row.lanes, row.block, row.cluster
 
 
 def leaves_l2(total_bytes: int, l2_bytes: int) -> bool:

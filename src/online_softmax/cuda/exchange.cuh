@@ -180,3 +180,56 @@ struct Exchange {
     barrier_expect(arrived + turn, cluster_size() * warp_count() * uint32_t(sizeof(State)));
   }
 };
+
+// ---- the states of a row's parts, each of a block of its own, in global memory. One word says both
+// that a state is there and what it is, so no other access needs an order: 0 is a state still to come.
+
+__device__ __forceinline__ void post(uint64_t* place, State s) {
+  // NaN of one pattern, which is not all ones: no state becomes 0.
+  const uint32_t m = float_to_bits(s.m == s.m ? s.m : not_a_number());
+  const uint64_t word = ~(uint64_t(float_to_bits(s.d)) << 32 | m);
+#ifdef ONLINE_SOFTMAX_HOST
+  __atomic_store_n(place, word, __ATOMIC_RELAXED);
+  atomic_pause(true);
+#elif __CUDA_ARCH__ >= 700
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(place), "l"(word) : "memory");
+#endif
+}
+
+// The word as it is by now, past the L1 cache, which is not told of other blocks' writes.
+__device__ __forceinline__ uint64_t peek(const uint64_t* place) {
+  uint64_t word = 0;
+#ifdef ONLINE_SOFTMAX_HOST
+  word = __atomic_load_n(place, __ATOMIC_RELAXED);
+  atomic_pause(false);
+#elif __CUDA_ARCH__ >= 700
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(place) : "memory");
+#endif
+  return word;
+}
+
+// `word`: what an earlier look has found.
+__device__ __forceinline__ State wait_for_state(const uint64_t* place, uint64_t word) {
+  while (word == 0) word = peek(place);
+  return {bits_to_float(uint32_t(~word)), bits_to_float(uint32_t(~word >> 32))};
+}
+
+// What a warp makes of its threads' states, read(i) for part i of a row; the block's warps together
+// then have all. The order follows from the number of parts and of threads alone.
+template <typename Read>
+__device__ __forceinline__ State merge_parts(int64_t parts, Read read) {
+  State s = empty();
+  for (int64_t i = threadIdx.x; i < parts; i += blockDim.x) s = merge(s, read(i));
+  return warp_merge(s);
+}
+
+// The same for a maximum and a sum that do not belong together.
+template <typename Read>
+__device__ __forceinline__ State add_parts(int64_t parts, Read read) {
+  State s = {-infinity(), 0.0f};
+  for (int64_t i = threadIdx.x; i < parts; i += blockDim.x) {
+    const State part = read(i);
+    s = {maximum(s.m, part.m), s.d + part.d};
+  }
+  return {warp_fold<Maximum>(s.m), warp_fold<Sum>(s.d)};
+}

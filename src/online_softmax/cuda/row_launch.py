@@ -6,6 +6,7 @@ bfloat16; a forward may write float32 from a 16-bit input.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,18 +14,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from online_softmax import rowplan
+from online_softmax import ring, rowplan
+from online_softmax.arches import ARCHES, DEFAULT_ARCH, Arch
 from online_softmax.cuda.launch import C_TYPE, Launch
 from online_softmax.plan import VECTOR_BYTES, WARP, ceil_div
 from online_softmax.rowplan import Row
 
-FILE = {"registers": "rows.cu", "landed": "landed.cu", "split": "split.cu"}
+FILE = {name: f"{name}.cu" for name in ("landed", "streamed", "split")} | {"registers": "rows.cu"}
 EMIT = {"softmax": "EmitSoftmax", "log_softmax": "EmitLogSoftmax", "logsumexp": "EmitLse"}
 GRADIENT = {"softmax_backward": "BackwardSoftmax", "log_softmax_backward": "BackwardLogSoftmax"}
 STATE_BYTES = 8  # m and d
 EXCHANGE_SETS = 2  # exchange.cuh: two rows take turns
-EDGE_WORDS = 2  # landed.cu: a misaligned share's, beside its own
-HOST_CLUSTERS = 2  # that stay, in host execution: some rows follow others
+
+HOST_CLUSTERS, HOST_BLOCKS = 2, 3  # that stay, in host execution: some rows follow others
+CLEAR_BLOCK = 256  # threads that clear a word each
 
 
 def is_whole(*tensors: Tensor) -> bool:
@@ -67,11 +70,15 @@ def forward(
     whole = is_whole(x) if op == "logsumexp" else is_whole(x, y)
     tail = (rows, cols, x.stride(0), float(scale), int(zero_empty))
     file = FILE[row.kernel]
-    if row.kernel == "split":
+    if row.kernel == "streamed":
+        kinds = f"{x_type}, {y_type}, {row.vectors}, {_text(whole)}, {_text(streams)}, {emit}"
+        if found := _streamed(f"rows_streamed<{kinds}>", (x, y), tail, row, whole):
+            return found
+    if row.kernel in ("streamed", "split"):
         return _split(op, x, y, scale, zero_empty, row, whole)
     if row.kernel == "landed":
         kinds = f"{x_type}, {y_type}, {row.vectors}, {_text(whole)}, {_text(streams)}, {emit}"
-        words = row.vectors * WARP + (0 if whole else EDGE_WORDS)
+        words = row.vectors * WARP + (0 if whole else ring.EDGE_WORDS)
         shared = words * VECTOR_BYTES * row.block // WARP + _exchange_bytes(row)
         args = (x, y, *tail)
         work = Launch(file, f"rows_landed<{kinds}>", args, 0, row.block, row.cluster, shared)
@@ -87,6 +94,44 @@ def forward(
 def _states(x: Tensor, row: Row) -> Tensor:
     """A workspace of this call's own: (m, d) of each part of each row."""
     return torch.empty((x.shape[0] * row.parts, 2), dtype=torch.float32, device=x.device)
+
+
+def _streamed(
+    symbol: str, tensors: tuple[Tensor, ...], sizes: tuple[Any, ...], row: Row, whole: bool
+) -> list[Launch]:
+    """The states cleared, then blocks that stay. Nothing where the device holds too few blocks for
+    a row, a share of it for example: `split` has the same parts and gives the same bits."""
+    from online_softmax import jit
+
+    x, ring_of = tensors[0], (row.block, row.vectors, len(tensors) - 1, whole)
+    stages = ring.stages(*ring_of, _facts(x.device.index if x.is_cuda else None))
+    shared = ring.shared_bytes(*ring_of, stages)
+    work = Launch(FILE["streamed"], symbol, (), 0, row.block, shared_bytes=shared, cooperative=True)
+    if x.is_cuda:
+        held = jit.max_clusters(work, x.device)
+    else:
+        held = max(HOST_BLOCKS, ceil_div(row.parts, stages - 1))
+    items = x.shape[0] * row.parts
+    grid = min(held, items)
+    lag = ring.lag(row.parts, max(grid, 1), stages)
+    if lag == 0:
+        return []
+    states = _states(x, row)
+    args = (*tensors, states, *sizes, row.parts, stages, lag)
+    blocks = ceil_div(items, CLEAR_BLOCK)
+    return [
+        Launch(work.file, "clear_states", (states, items), blocks, CLEAR_BLOCK),
+        replace(work, args=args, grid=grid),
+    ]
+
+
+@functools.cache
+def _facts(index: int | None) -> Arch:
+    """Those of a CUDA device, or of the default."""
+    from online_softmax import jit
+
+    default = ARCHES[DEFAULT_ARCH]
+    return default if index is None else ARCHES.get(jit.device_arch(index), default)
 
 
 def _split(
@@ -127,7 +172,12 @@ def backward(
     args: tuple[Any, ...]
     sizes, file = (rows, cols, dy.stride(0)), FILE[row.kernel]
     tail = (*sizes, float(scale), int(zero_empty))
-    if row.kernel == "split":
+    if row.kernel == "streamed":
+        kinds = f"{x_type}, {row.vectors}, {_text(whole)}, {_text(streams)}, {kind}"
+        symbol = f"rows_streamed_backward<{kinds}>"
+        if found := _streamed(symbol, (dy, y, dx), tail, row, whole):
+            return found
+    if row.kernel in ("streamed", "split"):
         states, grid = _states(y, row), rows * row.parts
         kinds = f"<{x_type}, {row.vectors}, {_text(whole)}, {kind}>"
         args = (dy, y, states, *sizes, int(zero_empty), row.parts)
@@ -137,7 +187,7 @@ def backward(
         return [first, Launch(file, symbol, last, grid, row.block, dependent=True)]
     if row.kernel == "landed":
         kinds = f"{x_type}, {row.vectors}, {_text(whole)}, {_text(streams)}, {kind}"
-        words = 2 * (row.vectors * WARP + (0 if whole else EDGE_WORDS))
+        words = 2 * (row.vectors * WARP + (0 if whole else ring.EDGE_WORDS))
         shared = words * VECTOR_BYTES * row.block // WARP + _exchange_bytes(row)
         symbol = f"rows_landed_backward<{kinds}>"
         work = Launch(file, symbol, (dy, y, dx, *tail), 0, row.block, row.cluster, shared)
@@ -157,7 +207,7 @@ def instances(
     dtypes: Sequence[torch.dtype] = tuple(C_TYPE),
 ) -> list[tuple[str, str]]:
     """Every (file, symbol) that the planner launches on an architecture for rows of these widths,
-    whole or not: what a compile run compiles."""
+    whole or not, and what `landed` would: what a compile run compiles."""
     found: list[tuple[str, str]] = []
     for dtype in dtypes:
         name = str(dtype).removeprefix("torch.")
@@ -166,7 +216,12 @@ def instances(
                 x = torch.empty((2, cols + gap), dtype=dtype, device="meta")[:, gap:]
                 for op in rowplan.OPERATIONS:
                     row = rowplan.numbers(op, cols, name, arch)
-                    for launch in _examples(op, x, row):
+                    cuts = [row]
+                    if row.kernel == "streamed":  # few rows go to split; landed goes by name alone
+                        cuts.append(replace(row, kernel="split"))
+                        if cols <= rowplan.most_cols("landed", op, name, arch):
+                            cuts.append(rowplan.forced("landed", op, cols, name, arch))
+                    for launch in (each for cut in cuts for each in _examples(op, x, cut)):
                         key = (launch.file, launch.symbol)
                         if key not in found:
                             found.append(key)

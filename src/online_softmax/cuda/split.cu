@@ -15,13 +15,6 @@ struct Part {
         first((index * warp_count() + warp_id()) * (VECTORS * WARP)) {}
 };
 
-// A row's states, merged in their order; every thread of the block has the result.
-__device__ __forceinline__ State merged(const State* states, int64_t parts) {
-  State s = empty();
-  for (int64_t i = threadIdx.x; i < parts; i += blockDim.x) s = merge(s, states[i]);
-  return block_merge(s);
-}
-
 template <typename X, int VECTORS, bool WHOLE>
 __global__ void __launch_bounds__(512)
     split_fold(const X* x,     // (rows, cols) input, rows x_row_stride apart
@@ -51,7 +44,8 @@ __global__ void __launch_bounds__(512)
   Share<X, VECTORS, WARP, WHOLE> share;
   const auto held = share.of(at.first, cols, begin_for<WHOLE, Emit>(x_row, y_row));
   load_global<true>(share, held, x_row, Span(x, rows, cols, x_row_stride), at.first, -infinity());
-  const State s = merged(states + at.row * parts, parts);
+  const State* of_row = states + at.row * parts;
+  const State s = block_merge_of_warps(merge_parts(parts, [&](int64_t i) { return of_row[i]; }));
   const Folded folded = fold_share<Emit::FROM_TERM>(share, held, scale);
   const float unit = is_finite(s.m) ? weight(folded.s.m, s.m) * folded.shift.back() : 0.0f;
   const Emit emit(s, unit, scale, zero_empty != 0);
@@ -109,10 +103,9 @@ __global__ void __launch_bounds__(512)
                      Span(dy, rows, cols, dy_row_stride), at.first, 0.0f);
   load_global<true>(y_share, held, y + at.row * cols, Span(y, rows, cols, cols), at.first,
                      Backward::y_past_the_end());
-  State s = {-infinity(), 0.0f};
-  for (int64_t i = threadIdx.x; i < parts; i += blockDim.x)
-    s = {maximum(s.m, states[at.row * parts + i].m), s.d + states[at.row * parts + i].d};
-  s = {block_fold<Maximum>(s.m), block_fold<Sum>(s.d)};
+  const State* of_row = states + at.row * parts;
+  const State mine = add_parts(parts, [&](int64_t i) { return of_row[i]; });
+  const State s = {block_fold_of_warps<Maximum>(mine.m), block_fold_of_warps<Sum>(mine.d)};
   const Backward backward(s.d, s.m, scale, zero_empty != 0);
   emit_gradient<true>(dy_share, y_share, held, backward, dx_row, at.first, hidden_zero(rows, s));
 }

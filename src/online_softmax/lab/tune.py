@@ -7,7 +7,7 @@ with this as the reason. Nothing tunes at run time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -56,9 +56,11 @@ def variants(op: str, problem: Problem) -> list[Variant]:
     if missing := catalogue.lacks("cuda"):
         raise BadInput(f"--tune {op}: {missing}")
     rows = rowplan.sweep(op, problem.cols, problem.dtype, problem.arch)
+    planned = rowplan.mechanism(rows[0], op, problem)
     found = []
     for row in rows:
-        found.append(Variant(row.kernel, _given(row), partial(_run, op, row), row == rows[0]))
+        is_planned = row == replace(planned, why=row.why)
+        found.append(Variant(row.kernel, _given(row), partial(_run, op, row), is_planned))
     return found
 
 
