@@ -106,6 +106,7 @@ LEVELS |= {
     "triton": 4,
     "reference": 4,
     "catalogue": 5,
+    "rowcalls": 5.2,
     "rowkernels": 5.5,
     "explanation": 6,
     "rowops": 6,

@@ -120,7 +120,7 @@ def test_a_forced_kernel_is_checked_on_empty_tensors_too(shape: tuple[int, ...])
 
 
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without cuda-core to Triton, without that to torch, each with the sentence that mends it."""
+    """Without cuda-bindings to Triton, without that to torch, each with what mends it."""
     problem = plan.Problem(4096, 4096)
     monkeypatch.setattr(
         catalogue, "lacks", lambda backend: "no NVRTC" if backend == "cuda" else None

@@ -253,7 +253,7 @@ def test_host_is_kept_and_shown(tmp_path: Path, pretended: dict, monkeypatch: py
                   {"name": "quack", "recorded": True, "why": "no such module"}],
         "pieces": [{"name": "empty_like", "median_us": 1.5}], "fresh": {"first_ms": 99.0},
     }  # fmt: skip
-    monkeypatch.setattr(hostcost, "measure", lambda rows, cols, rivals: line)
+    monkeypatch.setattr(hostcost, "measure", lambda rows, cols, rivals, say: line)
     saved = tmp_path / "host.jsonl"
     shown = run("--host", "[8,1024]", "--save", saved)
     assert "Host cost of an eager call, softmax 8 x 1,024 float32" in shown

@@ -7,10 +7,16 @@ import time
 import pytest
 import torch
 
+import jit_kit
+import jit_notes
+from jit_notes import Built, Notes
 from online_softmax import rowkernels, rowops
 from online_softmax.cuda.launch import Launch
-from online_softmax.lab import hostcost
+from online_softmax.lab import freshcost, hostcost
 from online_softmax.lab.inputs import BadInput
+
+fresh_cache, nvrtc = jit_kit.fresh_cache, jit_kit.nvrtc  # fixtures
+notes, built = jit_notes.notes, jit_notes.built
 
 
 @pytest.fixture(autouse=True)
@@ -33,14 +39,17 @@ def test_microseconds_are_those_of_a_call():
 
 
 def test_everything_is_measured(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(hostcost, "fresh", lambda *_: {"import_ms": 1.0})
-    found = hostcost.measure(4, 64, ("torch", "quack"), "cpu")
+    monkeypatch.setattr(freshcost, "fresh", lambda *_: {"import_ms": 1.0})
+    said: list[str] = []
+    found = hostcost.measure(4, 64, ("torch", "quack"), "cpu", said.append)
+    assert said[0] == "first call of ours"
     calls = {(each["name"], each["recorded"]): each for each in found["calls"]}
     assert set(calls) == {(n, r) for n in ("ours", "torch", "quack") for r in (False, True)}
     assert calls["ours", False]["median_us"] > 0
     assert calls["torch", True]["p20_us"] <= calls["torch", True]["p80_us"]
     pieces = {each["name"]: each["median_us"] for each in found["pieces"]}
-    assert {"empty_like", "planning", "Python's rest"} <= set(pieces)
+    assert {"allocation", "planning", "checks of the arguments"} <= set(pieces)
+    assert list(pieces)[-1] == "Python's rest"
     assert sum(pieces.values()) == pytest.approx(calls["ours", False]["median_us"])
     (title, _, rows), (_, _, parts), (_, _, first) = hostcost.tables(found)
     assert title == "Host cost of an eager call, softmax 4 x 64 float32"
@@ -53,14 +62,28 @@ def test_the_pieces_of_a_row_kernel_s_call(monkeypatch: pytest.MonkeyPatch):
     """As where a row kernel runs, all but the driver: the launches that the call itself makes."""
     monkeypatch.setattr(rowkernels, "takes", lambda *_: True)
     x = torch.randn(3, 5)
-    pieces = hostcost._pieces(x)
-    assert list(pieces) == ["empty_like", "planning", "launch records"]
-    row, streams = pieces["planning"]()
+    parts, beside = hostcost._pieces(x)
+    assert list(parts) == ["checks of the arguments", "choice of the route", "allocation"]
+    planning, records = (call() for call in beside.values())
     made: list[Launch] = []
     monkeypatch.setattr(rowkernels, "_run", lambda work, device: made.extend(work))
     rowops.forward("softmax", x, -1, None, 1.0, False, "")
-    assert (row.kernel, streams) == ("registers", False)
-    assert [work.symbol for work in pieces["launch records"]()] == [work.symbol for work in made]
+    assert (planning[0].kernel, planning[1]) == ("registers", False)
+    assert [work.symbol for work in records] == [work.symbol for work in made]
+
+
+def test_the_pieces_of_a_call_like_one_before(built: Built, notes: Notes):
+    x = torch.randn(3, 8)
+    for _ in range(2):
+        hostcost.online_softmax.softmax(x)
+    lines = hostcost._apart(x, 50.0, lambda: None)
+    names = [line["name"] for line in lines]
+    rest = names.index("Python's rest")
+    assert names[rest - 2 : rest] == ["look-up of the launch", "launch"]
+    assert names[-1] == "of the launch: the driver"
+    assert sum(line["median_us"] for line in lines[: rest + 1]) == pytest.approx(50.0)
+    own, driver = (launch.words[2:] for launch in (notes.launches[0], notes.launches[-1]))
+    assert own == driver
 
 
 def test_a_rival_that_is_not_here_is_a_row(monkeypatch: pytest.MonkeyPatch):
@@ -68,7 +91,7 @@ def test_a_rival_that_is_not_here_is_a_row(monkeypatch: pytest.MonkeyPatch):
         raise ModuleNotFoundError(f"No module named {name!r}")
 
     monkeypatch.setattr(hostcost, "import_module", missing)
-    found = hostcost._whole(torch.randn(2, 8), ("liger",), lambda: None)
+    found = hostcost._whole(torch.randn(2, 8), ("liger",), lambda: None, print)
     assert [each["why"] for each in found if each["name"] == "liger"] == [
         "ModuleNotFoundError: No module named 'liger_kernel.ops.softmax'"
     ] * 2
@@ -82,17 +105,43 @@ def test_a_rival_that_is_not_here_is_a_row(monkeypatch: pytest.MonkeyPatch):
 def test_ours_failing_is_an_error(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(hostcost.online_softmax, "softmax", lambda x: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        hostcost._whole(torch.randn(2, 8), (), lambda: None)
+        hostcost._whole(torch.randn(2, 8), (), lambda: None, print)
 
 
-def test_fresh_processes_say_milliseconds():
-    found = hostcost.fresh(4, 64, "cpu", processes=1)
-    assert set(found) == {
-        "import_ms", "first_ms", "further_ms", "again_ms", "cold_first_ms", "cold_further_ms",
-        "cold_again_ms",
-    }  # fmt: skip
+def test_fresh_processes_say_milliseconds(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(freshcost, "PROCESSES", 1)
+    monkeypatch.setattr(freshcost, "CHILD_SECONDS", 120)
+    said: list[str] = []
+    found = freshcost.fresh(4, 64, "cpu", said.append)
+    assert set(found) == set(freshcost.NAMES)
     assert 0 < found["import_ms"] < 60_000
-    assert set(hostcost.FRESH_NAMES) <= set(found)
+    assert [line.split(", ")[1] for line in said] == ["nothing on disk", "kernels on disk"]
+
+
+def test_a_process_that_hangs_costs_its_last_steps(monkeypatch: pytest.MonkeyPatch):
+    program = "import time\nprint('{\"import_ms\": 3.0}', flush=True)\ntime.sleep(60)"
+    monkeypatch.setattr(freshcost, "PROGRAM", program)
+    monkeypatch.setattr(freshcost, "CHILD_SECONDS", 1)
+    found = freshcost.fresh(4, 64, "cpu")
+    assert found == {"why": "still at work after 1 s"}
+    assert freshcost._child(4, 64, "cpu", "")["import_ms"] == 3.0
+
+
+def test_a_process_that_fails_says_why(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(freshcost, "PROGRAM", "raise ValueError('no device')")
+    found = freshcost.fresh(4, 64, "cpu")
+    assert found == {"why": "ended with 1: ValueError: no device"}
+    line = {"calls": [], "pieces": [], "fresh": found, "op": "softmax", "rows": 2, "cols": 8}
+    *_, (_, _, rows) = hostcost.tables({**line, "dtype": "float32"})
+    assert rows == (("a process failed: ended with 1: ValueError: no device", "—"),)
+
+
+def test_no_process_begins_late(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(freshcost, "PROGRAM", "print('{\"first_ms\": 3.0}')")
+    monkeypatch.setattr(freshcost, "SECONDS", 0)
+    said: list[str] = []
+    assert freshcost.fresh(4, 64, "cpu", said.append) == {"first_ms": 3.0, "cold_first_ms": 3.0}
+    assert len(said) == 2
 
 
 @pytest.mark.parametrize("text", ["[8,1024]", "8,1024", "8x1024", " 8 , 1024 "])

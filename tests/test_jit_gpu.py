@@ -36,6 +36,7 @@ def scale(file: str, x: torch.Tensor, by: float = 1.0, **numbers: Any) -> tuple[
 
 def test_result_default_stream_and_no_private_name_gone(cu_file: str):
     assert hasattr(torch._C, "_cuda_getCurrentRawStream")
+    assert torch._C._cuda_getDevice() == torch.cuda.current_device()
     x = torch.randn(100_001, device="cuda")
     work, y = scale(cu_file, x, 1.5)
     jit.launch(work, x.device)

@@ -223,8 +223,8 @@ def lacks(backend: str) -> str | None:
 def choose(problem: Problem) -> tuple[Kernel, str]:
     """The kernel that `softmax` runs for a problem, and the reason.
 
-    CUDA kernels need cuda-core; without it, CUDA tensors go to Triton, without that to torch's own
-    softmax, and the reason says so.
+    CUDA kernels need cuda-bindings; without it, CUDA tensors go to Triton, without that to torch's
+    own softmax, and the reason says so.
     """
     name, why = plan.choose(problem)
     if name in plan.RUNGS:  # a kernel of ours: what ships in place of the rung that teaches it

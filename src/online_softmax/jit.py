@@ -6,16 +6,14 @@ of CUDA: the first compile loads NVRTC, the first launch the driver.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import os
 import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch import Tensor
 
-from online_softmax import jit_cache, jit_compile, jit_load
+from online_softmax import jit_cache, jit_compile, jit_launch, jit_load
 from online_softmax.jit_cache import Image, Resources, cache_dir, cache_stats
 from online_softmax.jit_compile import (
     BindingError,
@@ -27,20 +25,24 @@ from online_softmax.jit_compile import (
     occupancy,
     resources,
 )
+from online_softmax.jit_launch import Kind, Laid, Shape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable, Sequence
     from types import ModuleType
 
 __all__ = ["CompileError", "Image", "Resources", "Unavailable", "cache_dir", "cache_stats"]
 __all__ += ["clear_cache", "compile", "device_arch", "launch", "missing", "nvrtc_version"]
 __all__ += ["occupancy", "resources"]
 
-REMEMBERED = 4096  # launch shapes and streams; then all are dropped: rows may vary for ever
+REMEMBERED = 4096  # launch shapes, and calls; then all are dropped: rows may vary for ever
 
-# The one private name of torch in this file: 0.1 us where the public call takes 4.
+# The two private names of torch in this file: 0.1 us where the public call of the first takes 4.
 _raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (
     lambda index: torch.cuda.current_stream(index).cuda_stream
+)
+_current_device: Callable[[], int] = (
+    getattr(torch._C, "_cuda_getDevice", None) or torch.cuda.current_device
 )
 
 
@@ -69,10 +71,9 @@ class Launchable(Protocol):
 
 _loaded: dict[tuple[int, str, str], jit_load.Loaded] = {}  # by device, file, symbol
 _locks: dict[tuple[int, str, str], threading.Lock] = {}  # one for each kernel that is being loaded
-# By device and all of a launch but its arguments: cuda.core's launch, LaunchConfig and Kernel.
-_ready: dict[tuple[Any, ...], tuple[Callable[..., None], Any, Any]] = {}
+_ready: dict[tuple[Any, ...], Kind] = {}  # by device and all of a launch but its arguments
+_kept: dict[Hashable, tuple[Callable[..., None], Any]] = {}  # launches to start again, by name
 _held: dict[tuple[Any, ...], int] = {}  # what max_clusters has found
-_streams: dict[int, Any] = {}  # raw handle -> cuda.core's Stream
 _thread = threading.local()  # .has_context, once this thread has a CUDA context
 
 
@@ -88,7 +89,7 @@ def missing() -> str | None:
     """Return a sentence on which library CUDA kernels lack here, or None. Asks for no GPU."""
     try:
         jit_compile.compiler()
-        _cuda()
+        _driver()
     except Unavailable as error:
         return str(error)
     return None
@@ -100,8 +101,8 @@ def clear_cache() -> int:
     What is on a GPU stays there, since a CUDA graph may hold it; the next launch loads anew.
     """
     jit_compile.forget_images()
-    _ready.clear()
-    _loaded.clear()
+    for memory in (_ready, _kept, _loaded):
+        memory.clear()
     return jit_cache.clear()
 
 
@@ -123,6 +124,7 @@ def launch(work: Launchable, device: torch.device | int, stream: int | None = No
         CompileError: the kernel does not compile.
         ValueError: a tensor of another device, or a grid that is not a number of clusters.
         TypeError: an argument of another type.
+        RuntimeError: the driver refuses the launch; the message is its status.
 
     Example:
         >>> launch(Launch("ladder/safe.cu", "safe<float>", (x, y, rows, cols), rows, 256), x.device)
@@ -130,27 +132,83 @@ def launch(work: Launchable, device: torch.device | int, stream: int | None = No
     current = torch.cuda.current_device()  # raises torch's own message in a forked child
     named = device if isinstance(device, int) else device.index
     index = current if named is None else named
-    numbers = (work.grid, work.block, work.cluster, work.shared_bytes)
-    key = (index, work.file, work.symbol, *numbers, work.cooperative, work.dependent)
     if work.grid == 0:
         return
-    ready = _ready.get(key)
-    if ready is None or index != current or not hasattr(_thread, "has_context"):
+    key = _key(work, index)
+    kind = _ready.get(key)
+    if kind is None or index != current or not hasattr(_thread, "has_context"):
         with torch.cuda.device(index):
             _enter(index)
-            if ready is None:
+            if kind is None:
                 _prepare(key, work)
             launch(work, index, stream)  # now that all of it is there
         return
-    start, config, kernel = ready
-    if stream is None:
-        stream = _raw_stream(index)
-    start(
-        _streams.get(stream) or _stream(stream),
-        config,
-        kernel,
-        *[value if type(value) is int else _argument(value, index) for value in work.args],
-    )
+    kind.start(jit_launch.words(work.args, index), _raw_stream(index) if stream is None else stream)
+
+
+def _key(work: Launchable, index: int) -> tuple[Any, ...]:
+    shape = (work.grid, work.block, work.cluster, work.shared_bytes)
+    return (index, work.file, work.symbol, *shape, work.cooperative, work.dependent)
+
+
+def keep(
+    name: Hashable, work: Launchable, index: int, places: Sequence[int], about: Any = None
+) -> None:
+    """Keep a launch that has run on a CUDA device, to be started again with other addresses.
+
+    ``kept(name)`` gives it: a function of the addresses that starts it on the device's current
+    stream, as :func:`launch` would, and ``about``; or None.
+
+    Args:
+        name: what it is found by.
+        work: the launch, as :func:`launch` took it.
+        index: the device.
+        places: which argument is each of the addresses, two at least. All other arguments stay;
+            no tensor may be among these.
+        about: whatever the caller wants to find beside it.
+    """
+    kind = _ready.get(_key(work, index))
+    if kind is not None:  # another thread may have dropped it
+        values = jit_launch.words(work.args, index)
+        _remember(_kept, name, (_starter(kind, index, values, places), about))
+
+
+kept = _kept.get
+
+
+def _starter(
+    kind: Kind, index: int, values: Sequence[int], places: Sequence[int]
+) -> Callable[..., None]:
+    launch, function, driver = kind.driver.cuLaunchKernelEx, kind.function, kind.driver
+    spare: list[Laid] = []
+    take, give, turn = spare.pop, spare.append, jit_launch.turn
+    current_device, raw_stream = _current_device, _raw_stream
+    place, other_place, *places_more = places
+
+    def start(address: int, other: int, *more: int) -> None:
+        if current_device() != index or not hasattr(_thread, "has_context"):
+            with torch.cuda.device(index):
+                _enter(index)
+                start(address, other, *more)
+            return
+        try:
+            laid = take()
+        except IndexError:
+            laid = kind.lay(values)
+        words = laid.words
+        words[place] = address
+        words[other_place] = other
+        for each, value in zip(places_more, more, strict=True) if more else ():
+            words[each] = value
+        stream = raw_stream(index)
+        if laid.stream != stream:
+            turn(driver, laid, stream)
+        (status,) = launch(laid.config, function, laid.address, 0)
+        if status:
+            checked((status,))
+        give(laid)
+
+    return start
 
 
 def max_clusters(work: Launchable, device: torch.device | int) -> int:
@@ -160,53 +218,25 @@ def max_clusters(work: Launchable, device: torch.device | int) -> int:
     if key not in _held:
         with torch.cuda.device(index):
             _enter(index)
-            core, driver = _cuda()
             loaded = _load(index, work.file, work.symbol)
-            jit_load.lift_limits(driver, loaded, index, work.shared_bytes, work.cluster)
-            _held[key] = jit_load.max_clusters(
-                core, loaded, work.block, work.cluster, work.shared_bytes
-            )
+            jit_load.lift_limits(_driver(), loaded, index, work.shared_bytes, work.cluster)
+            shape = Shape(work.cluster, work.block, work.cluster, work.shared_bytes)
+            _held[key] = jit_load.max_clusters(_driver(), loaded, shape)
     return _held[key]
 
 
-def _argument(value: object, index: int) -> object:
-    """Make of an argument what cuda.core passes as 8 bytes (int) or as a float."""
-    if isinstance(value, Tensor):
-        if value.get_device() != index:
-            raise ValueError(f"a tensor on {value.device} is given to a kernel on cuda:{index}")
-        return value.data_ptr()
-    if isinstance(value, float):
-        return ctypes.c_float(value)  # cuda.core takes a plain one for a double
-    if isinstance(value, int):
-        return int(value)  # a bool, which cuda.core passes as one byte
-    raise TypeError(f"a kernel takes tensors, ints and floats, not {type(value).__name__}")
-
-
 def _prepare(key: tuple[Any, ...], work: Launchable) -> None:
-    """Load the kernel, lift its limits and make the launch record, all but the arguments."""
+    """Load the kernel, lift its limits and keep how it is launched, all but the arguments."""
     index, grid, cluster = key[0], work.grid, work.cluster
     if grid < 0 or grid % cluster:
         raise ValueError(f"a grid of {grid} blocks is not a number of clusters of {cluster}")
-    loaded = _load(index, work.file, work.symbol)
-    jit_load.lift_limits(_cuda()[1], loaded, index, work.shared_bytes, cluster)
-    extra: dict[str, Any] = {"cluster": cluster} if cluster > 1 else {}
-    if work.dependent and loaded.may_depend:  # else an ordinary launch, which waits
-        extra["programmatic_stream_serialization"] = True
-    core = _cuda()[0]
-    config = core.LaunchConfig(
-        grid=grid // cluster,  # cuda.core counts clusters where there are any
-        block=work.block,
-        shmem_size=work.shared_bytes,
-        is_cooperative=work.cooperative,
-        **extra,
-    )
-    _remember(_ready, key, (core.launch, config, loaded.kernel))
-
-
-def _stream(handle: int) -> Any:
-    core = _cuda()[0]
-    own = core.Stream.from_handle(handle) if handle else core.LEGACY_DEFAULT_STREAM
-    return _remember(_streams, handle, own)
+    loaded, driver = _load(index, work.file, work.symbol), _driver()
+    jit_load.lift_limits(driver, loaded, index, work.shared_bytes, cluster)
+    depends = work.dependent and loaded.may_depend  # else an ordinary launch, which waits
+    shape = Shape(grid, work.block, cluster, work.shared_bytes, work.cooperative, depends)
+    if work.cooperative:
+        jit_load.check_cooperative(driver, loaded, index, shape)
+    _remember(_ready, key, Kind(driver, loaded.handle, shape))
 
 
 def _remember(memory: dict[Any, Any], key: Any, value: Any) -> Any:
@@ -217,19 +247,18 @@ def _remember(memory: dict[Any, Any], key: Any, value: Any) -> Any:
 
 
 @functools.cache
-def _cuda() -> tuple[ModuleType, ModuleType]:
-    """Load cuda.core, and the driver's bindings for what it leaves out; no GPU is touched yet."""
+def _driver() -> ModuleType:
+    """Load the driver's bindings; no GPU is touched yet."""
     try:
-        import cuda.core
         from cuda.bindings import driver
     except (ImportError, OSError, RuntimeError) as error:
-        raise Unavailable(jit_compile.remedy("cuda.core, which launches", error)) from error
-    return cuda.core, driver
+        raise Unavailable(jit_compile.remedy("cuda.bindings, which launches", error)) from error
+    return driver
 
 
 def _enter(index: int) -> None:
     """Give this thread the device's primary context, the one torch uses, if it has none."""
-    _, driver = _cuda()
+    driver = _driver()
     checked(driver.cuInit(0))
     if int(checked(driver.cuCtxGetCurrent())) == 0:
         context = checked(driver.cuDevicePrimaryCtxRetain(checked(driver.cuDeviceGet(index))))
@@ -240,7 +269,7 @@ def _enter(index: int) -> None:
 def _load(index: int, file: str, symbol: str) -> jit_load.Loaded:
     """Compile a kernel for a device and load it there; once, whichever thread comes first."""
     key = (index, file, symbol)
-    core, driver = _cuda()
+    driver = _driver()
     with _locks.setdefault(key, threading.Lock()):
         if (loaded := _loaded.get(key)) is None:
             source, target = jit_compile.CUDA_DIR / file, jit_compile.target_of(device_arch(index))
@@ -252,13 +281,12 @@ def _load(index: int, file: str, symbol: str) -> jit_load.Loaded:
                     driver, image, refusal=f"{symbol} of {file} for {target}"
                 )
             may_depend = torch.cuda.get_device_capability(index) >= (9, 0)
-            kernel = core.Kernel.from_handle(int(handle))
-            _loaded[key] = loaded = jit_load.Loaded(kernel, handle, may_depend)
+            _loaded[key] = loaded = jit_load.Loaded(handle, may_depend)
     return loaded
 
 
 def _after_fork() -> None:
-    for memory in (_ready, _loaded, _locks, _held, _streams, _thread.__dict__):
+    for memory in (_ready, _kept, _loaded, _locks, _held, _thread.__dict__):
         memory.clear()  # a child has none of our threads, and our context is of no use to it
 
 

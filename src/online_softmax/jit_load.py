@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from online_softmax import jit_compile
+from online_softmax import jit_compile, jit_launch
 from online_softmax.jit_cache import Image
 from online_softmax.jit_compile import BindingError, Unavailable, checked
+from online_softmax.jit_launch import Shape
 
 PORTABLE_CLUSTER = 8  # blocks: what every GPU with clusters runs; more has to be asked for
 _limits = threading.Lock()  # a limit only ever rises
@@ -19,8 +20,7 @@ _limits = threading.Lock()  # a limit only ever rises
 class Loaded:
     """A kernel on one device, and the limits raised for it so far."""
 
-    kernel: Any  # cuda.core's, for launches
-    handle: Any  # the driver's, for attributes
+    handle: Any  # the driver's
     may_depend: bool  # whether the device has dependent launches
     shared_bytes: int = 0  # dynamic, a block
     cluster: int = PORTABLE_CLUSTER
@@ -67,8 +67,21 @@ def lift_limits(
             loaded.cluster = cluster
 
 
-def max_clusters(core: ModuleType, loaded: Loaded, block: int, cluster: int, shared: int) -> int:
+def max_clusters(driver: ModuleType, loaded: Loaded, shape: Shape) -> int:
     """How many clusters of a kernel a device holds at once; of blocks, where cluster is 1."""
-    config = core.LaunchConfig(grid=1, block=block, cluster=cluster, shmem_size=shared)
-    held = loaded.kernel.occupancy.max_active_clusters(config, stream=core.LEGACY_DEFAULT_STREAM)
-    return max(int(held), 1)
+    config = jit_launch.config(driver, shape, is_cluster=True)
+    function = driver.CUfunction(int(loaded.handle))
+    return max(int(checked(driver.cuOccupancyMaxActiveClusters(function, config))), 1)
+
+
+def check_cooperative(driver: ModuleType, loaded: Loaded, index: int, shape: Shape) -> None:
+    """ValueError if a device does not hold all blocks of a launch at once."""
+    function = driver.CUfunction(int(loaded.handle))
+    held = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        function, shape.block, shape.shared_bytes
+    )
+    name = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+    count = checked(driver.cuDeviceGetAttribute(name, checked(driver.cuDeviceGet(index))))
+    most = int(checked(held)) * int(count)
+    if shape.grid > most:
+        raise ValueError(f"a grid of {shape.grid} blocks that wait for each other exceeds {most}")

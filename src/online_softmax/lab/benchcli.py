@@ -46,7 +46,7 @@ def bench(
     grid: options.Grid = "big",
     shapes: options.Cells = None,
     dtype: options.Types = "bf16,fp16,fp32",
-    against: options.Against = "torch,compile,quack,liger",
+    against: options.Against = None,
     values: options.Values = "normal",
     shard: options.Shard = "0/1",
     seconds: options.Seconds = None,
@@ -67,6 +67,8 @@ def bench(
     from online_softmax.lab.inputs import BadInput
 
     texts = {"--cells": shapes, "--tune": tune, "--host": host, "--save": save, "--grid": grid}
+    if against is None:  # a compiled call is no eager one
+        against = "torch,quack" if host else "torch,compile,quack,liger"
     texts |= {"--dtype": dtype, "--against": against, "--values": values, "--shard": shard}
     for option, text in (*texts.items(), *(("--from", each) for each in stored or ())):
         arguments.word(option, text, options.WANTED[option])
@@ -237,7 +239,8 @@ def _run(asked: Asked, setting: Setting, log: Log, header: Header, is_tuning: bo
 def _host(size: tuple[int, int], asked: Asked, log: Log, header: Header) -> Part:
     from online_softmax.lab import benchfile, hostcost
 
-    found = hostcost.measure(*size, asked.rivals)
+    say = lambda text: typer.echo(f"{text} ...", err=True)  # noqa: E731
+    found = hostcost.measure(*size, asked.rivals, say=say)
     text = benchfile.header_line(header) + benchfile.line("host", found)
     log.write(text)
     if asked.as_json:

@@ -38,8 +38,11 @@ Cells = Annotated[
 ]
 Types = Annotated[str, option("Default: bf16,fp16,fp32.", "TYPE,TYPE", "--dtype")]
 Against = Annotated[
-    str,
-    option("Rivals; torch always is one. Default: torch,compile,quack,liger.", "NAME,NAME"),
+    str | None,
+    option(
+        "Rivals; torch always is one. Default: torch,compile,quack,liger; with --host torch,quack.",
+        "NAME,NAME",
+    ),
 ]
 Values = Annotated[
     str, option("normal, or ascending in each row, the worst for a running maximum.", "NAME")

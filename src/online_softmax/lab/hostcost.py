@@ -6,11 +6,6 @@ that the host alone is timed. Contenders take turns, batch by batch.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable
 from importlib import import_module
@@ -22,15 +17,14 @@ import torch
 from torch import Tensor
 
 import online_softmax
-from online_softmax import catalogue, jit, rowkernels
-from online_softmax.cuda.launch import Launch
-from online_softmax.lab import opbench
+from online_softmax import arguments, catalogue, jit, jit_launch, rowcalls, rowkernels
+from online_softmax.lab import freshcost, opbench
+from online_softmax.lab.freshcost import Say
 from online_softmax.lab.inputs import BadInput
+from online_softmax.library import routes
 
 CALLS = 400  # a batch: fewer than the 1,024 launches that a stream's queue holds
 BATCHES = 25
-FRESH = 5  # processes with the compiled kernels on disk
-FRESH_SECONDS = 300
 
 Plain = Callable[[], Any]
 
@@ -83,12 +77,15 @@ def batches_us(
     return found
 
 
-def _whole(x: Tensor, rivals: tuple[str, ...], synchronize: Plain) -> list[dict[str, Any]]:
+def _whole(
+    x: Tensor, rivals: tuple[str, ...], synchronize: Plain, say: Say
+) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
     for recorded in (False, True):
         given = x.clone().requires_grad_(recorded)
         calls: dict[str, Plain] = {}
         for name, make in _makers(rivals).items():
+            say(f"first call of {name}{', a gradient recorded' if recorded else ''}")
             try:
                 function = make()
                 function(given)
@@ -99,6 +96,7 @@ def _whole(x: Tensor, rivals: tuple[str, ...], synchronize: Plain) -> list[dict[
                 lines.append({"name": name, "recorded": recorded, "why": opbench.said(error)})
                 continue
             calls[name] = lambda function=function, given=given: function(given)  # type: ignore[misc]
+        say(f"eager calls of {', '.join(calls)}")
         for name, per_batch in batches_us(calls, synchronize).items():
             lines.append({"name": name, "recorded": recorded, **_figures(per_batch)})
     return lines
@@ -112,129 +110,104 @@ def _figures(per_batch: list[float]) -> dict[str, float]:
 
 # ---- its pieces
 
+OPTIONS = (-1, None, 1.0, False, "")  # of softmax(x), as rowops passes them on
 
-def _pieces(x: Tensor) -> dict[str, Plain]:
-    """The parts of our eager call that can be called alone: the one place that names them."""
-    parts: dict[str, Plain] = {"empty_like": lambda: torch.empty_like(x)}
-    if not rowkernels.takes(x, None, 1.0):  # on a CPU, or without cuda-core
+
+def _pieces(x: Tensor) -> tuple[dict[str, Plain], dict[str, Plain]]:
+    """What can be called alone: the parts of our eager call; and what stands beside them.
+
+    The one place that names them.
+    """
+
+    def check() -> None:
+        arguments.check_input("softmax", x)
+        arguments.check_dim("softmax", x, -1)
+        arguments.check_scale("softmax", 1.0)
+
+    parts: dict[str, Plain] = {
+        "checks of the arguments": check,
+        "choice of the route": lambda: (routes._takes_op(x), routes._is_recorded(x)),
+        "allocation": lambda: torch.empty_like(x),
+    }
+    if not rowkernels.takes(x, None, 1.0):  # on a CPU, or without CUDA's libraries
 
         def planning() -> object:
             seen = catalogue.problem_of(x)
             return catalogue.choose(seen)[0].numbers(seen)
 
-        return {**parts, "planning": planning}
+        return {**parts, "planning": planning}, {}
 
     from online_softmax.cuda import row_launch
 
     y, row = torch.empty_like(x), rowkernels.numbers("softmax", x)
     streams = catalogue.streams(x, 2)
 
-    def records() -> list[Launch]:
-        return row_launch.forward("softmax", x, y, 1.0, False, row, streams)
+    def records() -> list[Any]:
+        return [*row_launch.forward("softmax", x, y, 1.0, False, row, streams)]
 
-    parts["planning"] = lambda: (rowkernels.numbers("softmax", x), catalogue.streams(x, 2))
-    parts["launch records"] = records
-    if x.is_cuda:
-        drivers = [_driver_launch(work, x) for work in records()]
-        parts["driver launch"] = lambda: [driver() for driver in drivers]
-    return parts
+    beside: dict[str, Plain] = {
+        "of a call unlike those before: planning": lambda: (
+            rowkernels.numbers("softmax", x),
+            catalogue.streams(x, 2),
+        ),
+        "of a call unlike those before: launch records": records,
+    }
+
+    def look_up() -> Any:
+        name = rowcalls._name("softmax", OPTIONS, x.get_device(), x, x.data_ptr(), None)
+        return jit.kept(name)
+
+    found = look_up()
+    if found is None:
+        return parts, beside
+    start, address, y_address = found[0], x.data_ptr(), y.data_ptr()
+    parts["look-up of the launch"] = look_up
+    parts["launch"] = lambda: start(address, y_address)
+    beside["of the launch: the driver"] = _driver_launch(records()[0], x.get_device())
+    return parts, beside
 
 
-def _driver_launch(work: Any, x: Tensor) -> Plain:
-    """cuda.core's launch alone, with its arguments made before."""
-    index = x.get_device()
-    jit.launch(work, index)
-    start, config, kernel = next(
-        ready for key, ready in jit._ready.items() if key[:3] == (index, work.file, work.symbol)
-    )
-    stream = jit._stream(jit._raw_stream(index))
-    arguments = [
-        value if type(value) is int else jit._argument(value, index) for value in work.args
-    ]
-    return lambda: start(stream, config, kernel, *arguments)
+def _driver_launch(work: Any, index: int) -> Plain:
+    """The driver's launch alone: nothing of it is made anew."""
+    kind = jit._ready[jit._key(work, index)]
+    laid = kind.lay(jit_launch.words(work.args, index))
+    jit_launch.turn(kind.driver, laid, jit._raw_stream(index))
+    launch, function = kind.driver.cuLaunchKernelEx, kind.function
+    return lambda: launch(laid.config, function, laid.address, 0)
 
 
 def _apart(x: Tensor, whole_us: float, synchronize: Plain) -> list[dict[str, Any]]:
-    found = batches_us(_pieces(x), synchronize)
+    parts, beside = _pieces(x)
+    found = batches_us({**parts, **beside}, synchronize)
     lines: list[dict[str, Any]] = [
         {"name": name, **_figures(per_batch)} for name, per_batch in found.items()
     ]
-    rest = whole_us - sum(line["median_us"] for line in lines)
-    return [*lines, {"name": "Python's rest", "median_us": rest}]
-
-
-# ---- a fresh process
-
-PROGRAM = """
-import json, sys, time
-import torch
-device = sys.argv[1]
-def took(work):
-    if device == "cuda":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    work()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return (time.perf_counter() - start) * 1000
-def load():
-    import online_softmax
-found = {"import_ms": took(load)}
-import online_softmax
-rows, cols = int(sys.argv[2]), int(sys.argv[3])
-x = torch.randn(rows, cols, device=device)
-half = x.half()
-found["first_ms"] = took(lambda: online_softmax.softmax(x))
-found["further_ms"] = took(lambda: online_softmax.softmax(half))
-found["again_ms"] = took(lambda: online_softmax.softmax(x))
-print(json.dumps(found))
-"""
-
-
-def fresh(rows: int, cols: int, device: str, processes: int = FRESH) -> dict[str, float]:
-    """Milliseconds of the import and the first calls in processes of their own, torch imported and
-    the GPU in use before: the first with an empty cache ("cold_..."), then medians of others that
-    find their kernels on disk."""
-    with tempfile.TemporaryDirectory() as cache:
-        environment = {**os.environ, "ONLINE_SOFTMAX_CACHE_DIR": cache}
-        command = [sys.executable, "-c", PROGRAM, device, str(rows), str(cols)]
-        runs = []
-        for _ in range(processes + 1):
-            done = subprocess.run(
-                command, env=environment, capture_output=True, text=True, timeout=FRESH_SECONDS,
-                check=False,
-            )  # fmt: skip
-            if done.returncode:
-                raise RuntimeError(f"a fresh process failed: {done.stderr[-500:]}")
-            runs.append(json.loads(done.stdout.splitlines()[-1]))
-    later = {name: median(run[name] for run in runs[1:]) for name in runs[0]}
-    return {**later, **{f"cold_{name}": ms for name, ms in runs[0].items() if name != "import_ms"}}
+    rest = whole_us - sum(line["median_us"] for line in lines if line["name"] in parts)
+    lines.insert(len(parts), {"name": "Python's rest", "median_us": rest})
+    return lines
 
 
 # ---- all of it
 
 
-def measure(rows: int, cols: int, rivals: tuple[str, ...], device: str = "cuda") -> dict[str, Any]:
+def measure(
+    rows: int,
+    cols: int,
+    rivals: tuple[str, ...],
+    device: str = "cuda",
+    say: Say = lambda _: None,
+) -> dict[str, Any]:
     """Everything about the host's cost of float32 softmax, as a line to keep."""
     x = torch.randn(rows, cols, device=device, generator=torch.Generator(device).manual_seed(0))
     synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
-    calls = _whole(x, rivals, synchronize)
+    calls = _whole(x, rivals, synchronize, say)
     ours = next(each for each in calls if each["name"] == "ours" and not each["recorded"])
+    say("the pieces of a call")
     return {
         "kind": "host", "op": "softmax", "dtype": "float32", "rows": rows, "cols": cols,
         "calls": calls, "pieces": _apart(x, ours["median_us"], synchronize),
-        "fresh": fresh(rows, cols, device),
+        "fresh": freshcost.fresh(rows, cols, device, say),
     }  # fmt: skip
-
-
-FRESH_NAMES = {
-    "import_ms": "import online_softmax, beyond torch",
-    "first_ms": "first call, kernel on disk",
-    "further_ms": "a further kernel, on disk",
-    "again_ms": "a later call",
-    "cold_first_ms": "first call, nothing on disk",
-    "cold_further_ms": "a further kernel, nothing on disk",
-}
 
 
 def tables(line: dict[str, Any]) -> list[tuple[str, tuple[str, ...], tuple[tuple[str, ...], ...]]]:
@@ -253,10 +226,12 @@ def tables(line: dict[str, Any]) -> list[tuple[str, tuple[str, ...], tuple[tuple
     size = f"{line['op']} {line['rows']:,} x {line['cols']:,} {line['dtype']}"
     head = ("call", "µs", "of torch", "gradient recorded, µs", "of torch's")
     pieces = tuple((each["name"], f"{each['median_us']:.2f}") for each in line["pieces"])
-    named = [(text, line["fresh"].get(key)) for key, text in FRESH_NAMES.items()]
-    first = tuple((text, f"{ms:.1f}") for text, ms in named if ms is not None)
+    named = [(text, line["fresh"].get(key)) for key, text in freshcost.NAMES.items()]
+    first = [(text, f"{ms:.1f}") for text, ms in named if ms is not None]
+    if "why" in line["fresh"]:
+        first.append((f"a process failed: {line['fresh']['why']}", "—"))
     return [
         (f"Host cost of an eager call, {size}", head, tuple(rows)),
         ("Of which, ours without a gradient", ("piece", "µs"), pieces),
-        ("In a fresh process", ("step", "ms"), first),
+        ("In a fresh process", ("step", "ms"), tuple(first)),
     ]

@@ -1,7 +1,7 @@
 """Private names of torch that the library uses; a test says which is gone.
 
-Three more stand where they are used: `Tensor._is_zerotensor` in rowops.py, `Function._backward_cls`
-in eager.py, the handle of the current stream in jit.py.
+Four more stand where they are used: `Tensor._is_zerotensor` in rowops.py, `Function._backward_cls`
+in eager.py, the current device and the handle of the current stream in jit.py.
 
 The three routes need them: no public name tells whether a transform, a mode or a dual level is at
 work, or lets a kernel at the Autograd key go on below autograd.
@@ -35,6 +35,4 @@ def is_forward_mode() -> bool:
 
 def function_modes() -> bool:
     """Whether a mode must see our ops: any but `with torch.device(...)`, which sees factories."""
-    if not function_mode_count():
-        return False
     return any(type(mode) is not DeviceContext for mode in function_mode_stack())

@@ -26,6 +26,7 @@ from online_softmax.library.private import (
 from online_softmax.library.traced import autocast_dtype, is_plain
 from online_softmax.reference.ops import result_dtype, sum_dtype
 
+_FLOAT32 = torch.float32
 _is_compiling = torch.compiler.is_compiling
 _is_grad_enabled = torch.is_grad_enabled
 _is_autocast = torch.is_autocast_enabled
@@ -61,7 +62,7 @@ def along(
     if out is not None:  # as torch's, a call with out= does not go through autocast
         wanted = dtype or result_dtype(x.dtype)
         return _along_out(op, x, dim, wanted, scale, zero_empty, kernel, out)
-    if x.is_cuda and _is_autocast("cuda"):
+    if dtype is None and x.dtype is not _FLOAT32 and x.is_cuda and _is_autocast("cuda"):
         dtype = autocast_dtype(x, dtype)
     if _takes_op(x):
         return traced.ops[op](x, dim, dtype, scale, zero_empty, kernel)
@@ -79,7 +80,9 @@ def logsumexp(
     kernel: str,
 ) -> Tensor:
     """logsumexp; arguments as for `rowops.logsumexp`, of any kind of tensor."""
-    dtype = autocast_dtype(x, None) if x.is_cuda and _is_autocast("cuda") else None
+    dtype = None
+    if x.dtype is not _FLOAT32 and x.is_cuda and _is_autocast("cuda"):
+        dtype = autocast_dtype(x, None)
     if _takes_op(x):  # the op saves its result: it is asked for before rounding
         wide = sum_dtype(x.dtype, dtype)
         lse = traced.ops[LOGSUMEXP.name](x, dims, keepdim, wide, scale, zero_empty, kernel)

@@ -28,6 +28,7 @@ from online_softmax.library.private import (
     dispatch_key,
     dispatch_keys,
     dispatch_modes,
+    function_mode_count,
     function_modes,
     without_keys,
 )
@@ -46,7 +47,7 @@ def is_plain(x: Tensor, *more: Tensor) -> bool:
     for t in more:
         if type(t) not in _PLAIN:
             return False
-    return not function_modes() and not dispatch_modes()
+    return not dispatch_modes() and not (function_mode_count() and function_modes())
 
 
 def _define(operation: Operation) -> None:
