@@ -18,7 +18,7 @@ ARCH = "sm_90a"
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 KERNELS = tuple(rowplan.IDEAS)
 LAYOUTS = ((0, 0), (1, 0), (3, 5))  # elements before the first row, and between rows
-WIDTHS = (1, 8, 33, 257, 1024, 2051)
+WIDTHS = (1, 6, 8, 15, 33, 257, 1024, 2051)
 
 needs_compiler = pytest.mark.skipif(
     host.compiler() is None, reason="host execution needs g++ or clang++"

@@ -210,7 +210,7 @@ __device__ __forceinline__ void write_share(const typename S::At& at, Y* y, Valu
     }
     if (!at.is_interior()) {
       const int last = at.end / N;
-      if (last >= GROUP && last % GROUP == lane && at.in_word(last)) {
+      if (last >= GROUP && last < S::At::WORDS && last % GROUP == lane && at.in_word(last)) {
         values(last / GROUP, x);
         write_part(last);
       }
