@@ -208,7 +208,7 @@ def test_rings_fit_a_multiprocessor(op: str, arch: str) -> None:
     facts, tensors = ARCHES[arch], 2 if op in BACKWARD else 1
     found = rowplan.sweep(op, 524_288, "float32", arch)
     cuts = [row for row in found if row.kernel == "streamed"]
-    assert len(cuts) > 3
+    assert len(cuts) >= 3
     for row in cuts:
         assert replace(row, kernel="split", why="") in [replace(each, why="") for each in found]
         for whole in (False, True):

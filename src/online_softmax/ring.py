@@ -10,7 +10,7 @@ from online_softmax.plan import VECTOR_BYTES, WARP, ceil_div
 
 THREADS = 512  # a multiprocessor, which leave 128 registers each; blocks share its shared memory
 RESERVED_BYTES = 1024  # of shared memory, that the driver takes for each block
-STATE_BYTES, BARRIER_BYTES = 8, 8
+STATE_BYTES, BARRIER_BYTES, TOP_BYTES = 8, 8, 4
 EDGE_WORDS = 2  # landing.cuh: a misaligned share's, beside its own
 STATE_SETS = 2  # streamed.cu: two items take turns
 
@@ -19,7 +19,7 @@ def shared_bytes(block: int, vectors: int, tensors: int, whole: bool, stages: in
     """Dynamic shared memory of a block of so many threads and stages: words, barriers and states.
     Misaligned rows (not whole) have EDGE_WORDS more a warp."""
     words = vectors * WARP + (0 if whole else EDGE_WORDS)
-    stage = tensors * (words * VECTOR_BYTES + BARRIER_BYTES)
+    stage = tensors * (words * VECTOR_BYTES + BARRIER_BYTES) + TOP_BYTES
     return block // WARP * (stages * stage + STATE_SETS * STATE_BYTES)
 
 
@@ -40,6 +40,6 @@ def lag(parts: int, blocks: int, stages: int) -> int:
 
 
 def most_vectors(block: int, vectors: int, tensors: int, arch: Arch, multiprocessors: int) -> int:
-    """The longest row, with a stage of time and one of loads beside it."""
+    """The longest row, with a stage of loads beside it."""
     blocks = multiprocessors * THREADS // block
-    return blocks * max(stages(block, vectors, tensors, False, arch) - 2, 0) * block * vectors
+    return blocks * max(stages(block, vectors, tensors, False, arch) - 1, 0) * block * vectors

@@ -40,7 +40,7 @@ GROUP_BLOCK = 128  # threads a block where a row has a warp or less: small block
 SPLIT_BLOCK, SPLIT_VECTORS = 256, 4  # a part of 16 KB: enough blocks from a few rows on
 MAX_ROW_BLOCK = 512  # threads: 128 registers each
 STREAMED_LEAST, STREAMED_MOST, STREAMED_MOST_BACKWARD = 65536, 1 << 20, 1 << 19  # vectors a row
-STREAMED_CUT, STREAMED_BACKWARD_CUT = (256, 4), (256, 2)  # threads, vectors: 16 KB a part and stage
+STREAMED_CUT, STREAMED_BACKWARD_CUT = (256, 8), (256, 4)  # threads, vectors: 32 KB a stage
 STREAMED_ITEMS = 4  # parts a multiprocessor in all: with fewer, split's two launches end sooner
 
 
@@ -275,7 +275,7 @@ def sweep(op: str, cols: int, dtype: str, arch: str) -> list[Row]:
                 if clusters and vectors >= most // 2 and op != "logsumexp" and row >= 1024:
                     found.append(Row("landed", vectors, 0, block, cluster))
     found.append(split(row, ""))
-    for part, block in itertools.product((512, 1024, 2048), (256, 512)):  # 8, 16, 32 KB
+    for part, block in itertools.product((1024, 2048, 4096), (256, 512)):  # 16, 32, 64 KB
         each = streamed(row, op, (block, part // block))
         if 8192 <= row <= _most_streamed(each, op, arch) and each.vectors <= most // 2:
             found += [each, replace(each, kernel="split", why="")]

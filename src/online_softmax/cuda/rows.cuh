@@ -23,10 +23,11 @@ struct Shift {
   __device__ float back() const { return is_coarse() ? 1.0f : exponential2(-lost); }
 };
 
-// A share folded: its state, in natural units, and how its terms were shifted.
+// A share folded: its state, in natural units, how its terms were shifted, and its largest element.
 struct Folded {
   State s;
   Shift shift;
+  float top;
 };
 
 // The largest of 16-byte words; 16-bit types two at a time.
@@ -151,7 +152,7 @@ __device__ __forceinline__ Folded fold_share(S& share, const typename S::At& at,
   for (int a = 0; KEEPS && a < S::AFTER; ++a) share.after[a] = terms.after[a];
   const float sum = group_sum<S>(terms.sums, at, terms.after);
   // top scale: with scale 0 an empty share would become NaN; callers bring normal numbers alone.
-  return {{product(top, scale), sum * shift.back()}, shift};
+  return {{product(top, scale), sum * shift.back()}, shift, top};
 }
 
 // Keeps the compiler from unpacking early and holding floats in place of the words: `zero` is 0, but
@@ -167,13 +168,14 @@ __device__ __forceinline__ uint32_t hidden_zero(int64_t count, State s) {
 }
 
 // The share of a row whose state is s, written: Emit's value of each element. y_row: the share's row.
-template <bool STREAM, typename Emit, typename S, typename Y>
+// KEPT: fold_share kept the terms of floats.
+template <bool STREAM, bool KEPT = true, typename Emit, typename S, typename Y>
 __device__ __forceinline__ void emit_share(const S& share, const typename S::At& at,
                                            const Shift& shift, const Emit& emit, Y* y_row,
                                            int64_t first, uint32_t zero) {
   using X = typename S::Element;
   constexpr int N = S::N;
-  constexpr bool RAISE = Emit::FROM_TERM && sizeof(X) != 4;
+  constexpr bool RAISE = Emit::FROM_TERM && !(KEPT && sizeof(X) == 4);
   auto value = [&](float x) {
     if (RAISE) x = shift.is_coarse() ? shift.template term<true>(x) : shift.template term<false>(x);
     return emit(x);

@@ -60,18 +60,21 @@ struct Warps {
   }
 };
 
-// The shared memory of a block: words of [stage][warp][TENSORS], a barrier for each, slots.
+// The shared memory of a block: words of [stage][warp][TENSORS], a barrier for each, slots, and the
+// largest element of each warp's share, [stage][warp], from folding it to writing it.
 template <typename X, int TENSORS, int VECTORS, bool WHOLE>
 struct Ring {
   using Part = Landing<X, VECTORS, WHOLE>;
   uint4* words;
   uint64_t* landed;
   State* slots;
+  float* tops;
 
   __device__ Ring(uint4* memory, uint32_t stages)
       : words(memory),
         landed(reinterpret_cast<uint64_t*>(memory + stages * warp_count() * TENSORS * Part::WORDS)),
-        slots(reinterpret_cast<State*>(landed + stages * warp_count() * TENSORS)) {
+        slots(reinterpret_cast<State*>(landed + stages * warp_count() * TENSORS)),
+        tops(reinterpret_cast<float*>(slots + 2 * warp_count())) {
     if (lane_id() == 0) {
       for (uint32_t stage = 0; stage < stages; ++stage)
         for (int tensor = 0; tensor < TENSORS; ++tensor) barrier_init(part(stage, tensor).landed);
@@ -82,6 +85,9 @@ struct Ring {
   __device__ __forceinline__ Part part(uint32_t stage, int tensor) const {
     const int place = (int(stage) * warp_count() + warp_id()) * TENSORS + tensor;
     return {words + place * Part::WORDS, landed + place};
+  }
+  __device__ __forceinline__ float& top(uint32_t stage) const {  // by lane 0 alone, for all
+    return tops[int(stage) * warp_count() + warp_id()];
   }
 };
 
@@ -136,7 +142,9 @@ __global__ void __launch_bounds__(512, 1)
     if (fresh.row < rows) {
       Part share;
       take(fresh, share);
-      const State part = warps.merge(fold_share<false>(share, held(fresh), scale).s);
+      const Folded folded = fold_share<false>(share, held(fresh), scale);
+      if (lane_id() == 0) ring.top(fresh.stage) = folded.top;
+      const State part = warps.merge(folded.s);
       if (threadIdx.x == 0) post(states + fresh.row * parts + fresh.part, part);
       walk.advance(fresh);
     }
@@ -152,11 +160,12 @@ __global__ void __launch_bounds__(512, 1)
         return wait_for_state(of_row + i, i == threadIdx.x ? seen : 0);
       }));
     }
-    const Folded folded = fold_share<Emit::FROM_TERM>(share, held(due), scale);
-    const float unit = is_finite(s.m) ? weight(folded.s.m, s.m) * folded.shift.back() : 0.0f;
+    const float top = ring.top(due.stage);
+    const Shift shift(top, scale);
+    const float unit = is_finite(s.m) ? weight(product(top, scale), s.m) * shift.back() : 0.0f;
     const Emit emit(s, unit, scale, zero_empty != 0);
-    emit_share<STREAM>(share, held(due), folded.shift, emit, y + due.row * cols, first(due),
-                       hidden_zero(rows, s));
+    emit_share<STREAM, false>(share, held(due), shift, emit, y + due.row * cols, first(due),
+                              hidden_zero(rows, s));
     const int64_t row = due.row;
     walk.advance(due);
     is_known = due.row == row;
