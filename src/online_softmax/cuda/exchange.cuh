@@ -107,7 +107,7 @@ struct Exchange {
   State* slots;       // [2][blocks of the cluster][warps of a block]
   uint64_t* arrived;  // [2]
 
-  // First thing in the kernel: a peer's memory may be written only once the peer runs.
+  // Early, and before anything is swapped: a peer's memory may be written only once the peer runs.
   __device__ __forceinline__ void open() {
 #if !defined(ONLINE_SOFTMAX_HOST) && __CUDA_ARCH__ >= 900
     if (cluster_size() == 1) return;

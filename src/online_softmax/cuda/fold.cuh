@@ -6,9 +6,9 @@ constexpr int WARP = 32;
 constexpr int MAX_THREADS = 1024;  // a block; a rung near 64 registers tells the compiler so
 constexpr int MAX_WARPS = MAX_THREADS / WARP;
 
-__device__ __forceinline__ int lane_id() { return int(threadIdx.x) % WARP; }
-__device__ __forceinline__ int warp_id() { return int(threadIdx.x) / WARP; }
-__device__ __forceinline__ int warp_count() { return int(blockDim.x) / WARP; }
+__device__ __forceinline__ int lane_id() { return int(threadIdx.x % unsigned(WARP)); }
+__device__ __forceinline__ int warp_id() { return int(threadIdx.x / unsigned(WARP)); }
+__device__ __forceinline__ int warp_count() { return int(blockDim.x / unsigned(WARP)); }
 
 // ---- monoids: an operation with its identity
 

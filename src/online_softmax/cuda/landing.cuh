@@ -15,25 +15,27 @@ struct Landing {
 
   __device__ __forceinline__ void fetch(const X* row, Span span, int64_t first, const At& at) {
     if (lane_id() != 0) return;
-    const Source<At, X> source(row, span, first, at);
-    const int from = source.from(span), count = source.to(span) - from;
-    bulk_copy(words + from, source.words + from, count > 0 ? count : 0, landed);
+    Source<At, X> source(row, span, first, at);
+    if (!source.is_given) source.find_ends(span);
+    const int count = source.to > source.from ? source.to - source.from : 0;
+    bulk_copy(words + source.from, source.words + source.from, count, landed);
   }
 
   // k counts rows. The words may be overwritten afterwards.
   __device__ __forceinline__ void take(uint32_t k, const X* row, Span span, int64_t first,
                                        const At& at, float fill, Part& share) {
     barrier_wait(landed, k & 1);
-    const Source<At, X> source(row, span, first, at);
+    Source<At, X> source(row, span, first, at);
     const X* elements = reinterpret_cast<const X*>(words) + source.shift;
-    load_share<true>(
+    fetch_share<true>(
         share, at, source, span, fill,
         [&](int i) { return source.shift ? gather16(elements + i * At::N) : words[i]; },
         [&](int j) {
           const int i = At::CAPACITY + j;
-          return (i + source.shift) / At::N < source.to(span) ? widen(elements[i])
-                                                        : widen(source.share[i - at.begin]);
+          const bool is_here = i + source.shift < source.to * At::N;  // else past the last copied
+          return widen(is_here ? elements[i] : source.share[i - at.begin]);
         });
+    settle_share<true>(share, at, source, fill);
     __syncwarp();  // words: read by all lanes before the next row lands on them
   }
 };

@@ -55,7 +55,7 @@ struct Share {
   static constexpr int KEPT = AFTER ? AFTER : 1;
   uint4 words[VECTORS];
   float after[KEPT];
-  __device__ static int lane() { return lane_id() % GROUP; }
+  __device__ static int lane() { return int(threadIdx.x % unsigned(GROUP)); }
   __device__ static At of(int64_t first, int64_t last, int begin) { return {first, last, begin}; }
 };
 
@@ -68,31 +68,30 @@ struct Span {
         end(reinterpret_cast<uint64_t>(x + (rows - 1) * row_stride + cols)) {}
 };
 
-// Where a share comes from. Element e is number offset + e of the `needed` words; offset - begin,
-// `shift`, is 0 unless the row lies otherwise than the one that is written.
+// Where a share comes from. Element e is number offset + e of the words; offset - begin, `shift`, is 0 unless the row lies otherwise than the one that is written.
 template <typename At, typename T>
 struct Source {
   static constexpr int N = Vector<T>::N;
   const T* share;  // the first element
   const uint4* words;
-  int offset, shift, needed;
-  bool is_given;  // all words may be read; else [from, to) of them
+  int offset, shift, from, to;
+  bool is_given;  // words [from, to), all that the share needs, may be read
+  uint4 next;     // the word after the last, for a shift
   __device__ Source(const T* row, Span span, int64_t first, const At& at) : share(row + first * N) {
     offset = position_of(row);
     if (offset < at.begin) offset += N;
     shift = offset - at.begin;
     words = reinterpret_cast<const uint4*>(share - offset);
-    needed = at.count() ? (at.count() + offset + N - 1) / N : 0;
+    from = 0;
+    to = at.count() ? int(unsigned(at.count() + offset + N - 1) / N) : 0;
     is_given = reinterpret_cast<uint64_t>(words) >= span.begin &&
-               reinterpret_cast<uint64_t>(words + needed) <= span.end;
+               reinterpret_cast<uint64_t>(words + to) <= span.end;
   }
-  __device__ int from(Span span) const {
+  __device__ void find_ends(Span span) {
     const int64_t before = int64_t(span.begin - reinterpret_cast<uint64_t>(words));
-    return before > 0 ? int((before + VECTOR_BYTES - 1) / VECTOR_BYTES) : 0;
-  }
-  __device__ int to(Span span) const {
     const int64_t readable = int64_t(span.end - reinterpret_cast<uint64_t>(words)) / VECTOR_BYTES;
-    return readable < needed ? int(readable) : needed;
+    from = before > 0 ? int((before + VECTOR_BYTES - 1) / VECTOR_BYTES) : 0;
+    to = readable < to ? int(readable) : to;
   }
 };
 
@@ -101,13 +100,13 @@ struct Source {
 // What words did not give: elements at the ends of a matrix.
 template <typename S, typename From>
 __device__ __forceinline__ void mend_ends(S& share, const typename S::At& at, const From& source,
-                                          int from, int to, float fill) {
+                                          float fill) {
   constexpr int N = S::N, GROUP = S::GROUP;
   const int lane = S::lane(), last = at.end / N, beyond = source.shift ? 1 : 0;
 #pragma unroll 1
   for (int edge = 0; edge < 3; ++edge) {
     const int k = edge == 0 ? 0 : last - 2 + edge;
-    const bool is_given = k >= from && k + beyond < to;
+    const bool is_given = k >= source.from && k + beyond < source.to;
     if (k < 0 || k >= S::At::WORDS || k % GROUP != lane || !at.in_word(k) || is_given) continue;
     const uint4 word = load_elements(source.share + k * N - at.begin, at.from(k), at.to(k), fill);
 #pragma unroll
@@ -116,16 +115,16 @@ __device__ __forceinline__ void mend_ends(S& share, const typename S::At& at, co
   }
 }
 
-// A share, from wherever `word(k)` finds the source's words and `past(j)` the elements past the share's
-// last word. SHIFTS: `word` shifts by itself where the source wants it. All lanes of a warp call this
-// together.
+// A share comes in two steps, so that several loads are on their way at once: fetch_share starts them,
+// settle_share waits and puts right what words alone do not give. All lanes of a warp call both
+// together. `word(k)` finds the source's words and `past(j)` the elements past the share's last word;
+// SHIFTS: `word` shifts by itself where the source wants it.
 template <bool SHIFTS, typename S, typename From, typename Word, typename Past>
-__device__ __forceinline__ void load_share(S& share, const typename S::At& at, const From& source,
-                                           Span span, float fill, Word word, Past past) {
-  using T = typename S::Element;
+__device__ __forceinline__ void fetch_share(S& share, const typename S::At& at, From& source,
+                                            Span span, float fill, Word word, Past past) {
   constexpr int GROUP = S::GROUP, WORDS = S::At::WORDS;
   const int lane = S::lane();
-  const uint4 pad = vector_of<T>(fill);
+  const uint4 pad = vector_of<typename S::Element>(fill);
 #pragma unroll
   for (int v = 0; v < S::COUNT; ++v) host::count_reads(at.in_word(v * GROUP + lane));
   if constexpr (S::WHOLE) {
@@ -138,36 +137,43 @@ __device__ __forceinline__ void load_share(S& share, const typename S::At& at, c
         share.words[v] = at.is_full(v * GROUP + lane) ? word(v * GROUP + lane) : pad;
     }
   } else {
-    const bool is_interior = at.is_interior();
-    const int beyond = source.shift ? 1 : 0;  // a word ends in the source's next
-    int from = 0, to = source.needed;
-    uint4 next = pad;
-    if (is_interior && source.is_given) {
-#pragma unroll
-      for (int v = 0; v < S::COUNT; ++v) share.words[v] = word(v * GROUP + lane);
-      if (!SHIFTS && beyond) next = word(WORDS);
-    } else {
-      if (!source.is_given) from = source.from(span), to = source.to(span);
-#pragma unroll
-      for (int v = 0; v < S::COUNT; ++v) {
-        const int k = v * GROUP + lane;
-        share.words[v] = k >= from && k < to ? word(k) : pad;
-      }
-      if (!SHIFTS && beyond && WORDS < to) next = word(WORDS);
-    }
+    if (!source.is_given) source.find_ends(span);
 #pragma unroll
     for (int a = 0; a < S::AFTER; ++a) {
       const int j = a * GROUP + lane;
       share.after[a] = j < at.past_words() ? past(j) : fill;
       host::count_reads(j < at.past_words() ? 1 : 0);
     }
-    if (!SHIFTS && (GROUP == WARP ? beyond : warp_any(beyond)))
-      realign<sizeof(T) == 2, GROUP>(share.words, next, uint32_t(source.shift * sizeof(T)));
-    if (!source.is_given) mend_ends(share, at, source, from, to, fill);
-    if (!is_interior) {  // the row ends here: `fill` behind it
+    if (at.is_interior() && source.is_given) {
+#pragma unroll
+      for (int v = 0; v < S::COUNT; ++v) share.words[v] = word(v * GROUP + lane);
+    } else {
 #pragma unroll
       for (int v = 0; v < S::COUNT; ++v) {
-        const int to = at.to(v * GROUP + lane);
+        const int k = v * GROUP + lane;
+        share.words[v] = k >= source.from && k < source.to ? word(k) : pad;
+      }
+    }
+    // A shifted share's last word ends in the source's next.
+    source.next = !SHIFTS && source.shift && WORDS < source.to ? word(WORDS) : pad;
+  }
+}
+
+template <bool SHIFTS, typename S, typename From>
+__device__ __forceinline__ void settle_share(S& share, const typename S::At& at, const From& source,
+                                             float fill) {
+  if constexpr (!S::WHOLE) {
+    using T = typename S::Element;
+    const int lane = S::lane();
+    const uint4 pad = vector_of<T>(fill);
+    if (!SHIFTS && (S::GROUP == WARP ? source.shift != 0 : warp_any(source.shift != 0)))
+      realign<sizeof(T) == 2, S::GROUP>(share.words, source.next,
+                                        uint32_t(source.shift * sizeof(T)));
+    if (!source.is_given) mend_ends(share, at, source, fill);
+    if (!at.is_interior()) {  // the row ends here: `fill` behind it
+#pragma unroll
+      for (int v = 0; v < S::COUNT; ++v) {
+        const int to = at.to(v * S::GROUP + lane);
         if (to < S::N) share.words[v] = joined<T>(share.words[v], pad, to);
       }
     }
@@ -175,14 +181,17 @@ __device__ __forceinline__ void load_share(S& share, const typename S::At& at, c
   }
 }
 
-// The same from global memory.
+// The first step from global memory; returns what the second, settle_share<false>, needs.
 template <bool STREAM, typename S, typename T>
-__device__ __forceinline__ void load_global(S& share, const typename S::At& at, const T* row,
-                                            Span span, int64_t first, float fill) {
-  const Source<typename S::At, T> source(row, span, first, at);
-  load_share<false>(
+__device__ __forceinline__ Source<typename S::At, T> fetch_global(S& share,
+                                                                  const typename S::At& at,
+                                                                  const T* row, Span span,
+                                                                  int64_t first, float fill) {
+  Source<typename S::At, T> source(row, span, first, at);
+  fetch_share<false>(
       share, at, source, span, fill, [&](int k) { return fetch16<STREAM>(source.words + k); },
       [&](int j) { return widen(source.share[S::At::CAPACITY - at.begin + j]); });
+  return source;
 }
 
 // ---- writing
@@ -193,10 +202,9 @@ template <bool STREAM, typename S, typename Y, typename Values, typename Past>
 __device__ __forceinline__ void write_share(const typename S::At& at, Y* y, Values values,
                                             Past past) {
   constexpr int N = S::N, GROUP = S::GROUP, M = Vector<Y>::N;
-  constexpr bool LEAVES_FIRST = STREAM && S::WHOLE;  // else L2 completes sectors written in parts
   const int lane = S::lane();
   float x[N];
-  if constexpr (!S::WHOLE) {  // first what is not the share's alone, so that others meet it in L2
+  if constexpr (!S::WHOLE) {  // first what is not the share's alone
     auto write_part = [&](int k) {
 #pragma unroll
       for (int i = 0; i < N; ++i)
@@ -226,7 +234,7 @@ __device__ __forceinline__ void write_share(const typename S::At& at, Y* y, Valu
     if (!at.is_full(k)) continue;
 #pragma unroll
     for (int part = 0; part < N / M; ++part)
-      put16<LEAVES_FIRST>(y + k * N + part * M,
-                          pack<Y>(*reinterpret_cast<const float (*)[M]>(x + part * M)));
+      put16<STREAM>(y + k * N + part * M,
+                    pack<Y>(*reinterpret_cast<const float (*)[M]>(x + part * M)));
   }
 }
