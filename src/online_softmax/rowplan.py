@@ -1,8 +1,8 @@
 """What ships for each row operation: kernel, launch numbers and the reason. plan.py's sister file.
 
 Pure Python, standard library only. The cut of a row follows from its operation, columns, type and
-the architecture, never from the number of rows: a row has the same bits in any batch. Numbers were
-measured on an H200 (benchmarks/results/h200); for other architectures they follow from facts.
+the architecture, never from the number of rows: a row has the same bits in any batch. The numbers
+stand in rowtables.py; for architectures that were not measured they follow from facts.
 """
 
 from __future__ import annotations
@@ -14,6 +14,25 @@ from dataclasses import dataclass, replace
 from online_softmax import ring
 from online_softmax.arches import ARCHES
 from online_softmax.plan import MAX_GRID, VECTOR_BYTES, WARP, Problem, ceil_div, next_power_of_two
+from online_softmax.rowtables import (
+    ALONE,
+    CUTS,
+    GROUP_BLOCK,
+    LANDED_MOST,
+    LANDED_VECTORS,
+    MAX_ROW_BLOCK,
+    RAGGED,
+    RAGGED_LANDED,
+    SHARED,
+    SPLIT_VECTORS,
+    SPLIT_WARPS,
+    STREAMED_CUT,
+    STREAMED_ITEMS,
+    STREAMED_LEAST,
+    STREAMED_MOST,
+    Cut,
+    Cuts,
+)
 
 FORWARD = ("softmax", "log_softmax")
 BACKWARD = ("softmax_backward", "log_softmax_backward")
@@ -21,6 +40,7 @@ OPERATIONS = (*FORWARD, *BACKWARD, "logsumexp")
 ELEMENTWISE = ("logsumexp_backward",)  # on x as it lies: no cut of rows, no record
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 CLUSTER_ARCHES = ("sm_90a", "sm_100a")  # clusters of up to 16 blocks, bulk copies
+LONG = 16384  # vectors: longer rows take all the blocks that their cut allows
 
 IDEAS = {
     "registers": "the row in registers of a few lanes, a block or a cluster: one read, one write",
@@ -36,12 +56,6 @@ WHY_NOT = {
 }
 READS = {"registers": 1, "landed": 1, "streamed": 1, "split": 2}
 NEEDS = {"landed": "clusters of 16 blocks", "streamed": "bulk copies"}
-GROUP_BLOCK = 128  # threads a block where a row has a warp or less: small blocks end soonest
-SPLIT_BLOCK, SPLIT_VECTORS = 256, 4  # a part of 16 KB: enough blocks from a few rows on
-MAX_ROW_BLOCK = 512  # threads: 128 registers each
-STREAMED_LEAST, STREAMED_MOST, STREAMED_MOST_BACKWARD = 65536, 1 << 20, 1 << 19  # vectors a row
-STREAMED_CUT, STREAMED_BACKWARD_CUT = (256, 8), (256, 4)  # threads, vectors: 32 KB a stage
-STREAMED_ITEMS = 4  # parts a multiprocessor in all: with fewer, split's two launches end sooner
 
 
 @dataclass(frozen=True)
@@ -57,35 +71,6 @@ class Row:
     why: str = ""
 
 
-# Up to so many vectors a row: (vectors a lane, blocks a row). One cut serves a few rows and many:
-# from 32,000 columns on more blocks than many rows alone would ask for. 16-bit forward keeps words
-# and raises them twice, float32 keeps terms: hence two tables.
-_Cuts = tuple[tuple[int, int, int], ...]
-_FORWARD_16: _Cuts = (
-    (256, 4, 1), (512, 4, 1), (1024, 6, 1), (2048, 6, 2), (4096, 8, 4), (8192, 8, 8),
-    (16384, 8, 16), (32768, 8, 16), (65536, 16, 16),
-)  # fmt: skip
-_FORWARD_32: _Cuts = (
-    (512, 2, 1), (1024, 4, 2), (2048, 6, 2), (4096, 6, 4), (8192, 6, 8), (16384, 16, 8),
-    (32768, 16, 16), (65536, 16, 16), (131072, 16, 16),
-)  # fmt: skip
-_BACKWARD: _Cuts = (
-    (256, 2, 1), (512, 4, 1), (1024, 6, 2), (2048, 6, 4), (4096, 4, 8), (8192, 4, 16),
-    (16384, 4, 16), (32768, 8, 16), (65536, 8, 16),
-)  # fmt: skip
-_LSE_16: _Cuts = ((1024, 4, 1), (2048, 8, 1), (4096, 16, 2))
-_LSE_32: _Cuts = ((2048, 4, 1), (4096, 6, 4), (8192, 8, 4), (16384, 16, 8))
-# Without clusters: blocks of up to 512 threads.
-_ALONE: _Cuts = ((128, 2, 1), (1024, 4, 1), (4096, 8, 1), (8192, 16, 1))
-_ALONE_BACKWARD: _Cuts = ((512, 2, 1), (2048, 4, 1), (4096, 8, 1))
-# Rows that share a warp, or have one each: up to so many vectors a row, vectors a lane.
-_Shared = tuple[tuple[int, int], ...]
-_SHARED: _Shared = ((64, 2),)
-_SHARED_LSE_16: _Shared = ((128, 4), (256, 8))
-_SHARED_LSE_32: _Shared = ((128, 6), (256, 8))
-_LANDED_MOST = 131072  # vectors: 16 blocks of 512 threads with 16 vectors each
-
-
 def vectors_a_row(cols: int, item_bytes: int) -> int:
     """16-byte vectors that hold a row, at least one."""
     return max(ceil_div(cols * item_bytes, VECTOR_BYTES), 1)
@@ -96,19 +81,29 @@ def _block(row: int, vectors: int, cluster: int) -> int:
     return ceil_div(row, vectors * cluster * WARP) * WARP
 
 
-def _fit(row: int, most: int, vectors: int, cluster: int) -> tuple[int, int, int]:
-    """Vectors a lane, threads a block and blocks a row for `row` vectors, where up to `most` have
-    `vectors` and `cluster`: the fewest warps in all, none of them idle, then about as many a block.
+def fit(row: int, most: int, vectors: int, cluster: int, keeps: int = 32) -> tuple[int, int, int]:
+    """Vectors a lane, threads a block and blocks a row for `row` vectors, by the cut of `most`.
+
+    The fewest warps, those counted too that find no room on a multiprocessor that keeps `keeps` of
+    them; then about as many a block as `most` would have.
     """
     warps, usual = ceil_div(row, vectors * WARP), _block(most, vectors, cluster) // WARP
     choices = []
     for a_block in range(1, min(2 * usual, MAX_ROW_BLOCK // WARP) + 1):
         blocks = ceil_div(warps, a_block)
-        blocks = 16 if 8 < blocks < 16 else blocks  # 9 to 15 find little room, as measured
-        if blocks <= cluster:
-            choices.append((a_block * blocks, abs(a_block - usual), a_block, blocks))
-    in_all, _, a_block, blocks = min(choices)
+        if blocks > 8:  # clusters of 9 to 15 find little room, as measured
+            blocks = 16 if blocks <= 16 else 0
+        if 0 < blocks <= cluster and (blocks == cluster or row <= LONG):
+            taken = a_block * blocks * keeps / (keeps // a_block * a_block)
+            choices.append((taken, a_block * blocks, abs(a_block - usual), a_block, blocks))
+    _, in_all, _, a_block, blocks = min(choices)
     return ceil_div(row, in_all * WARP), a_block * WARP, blocks
+
+
+def _keeps(op: str, item: int, vectors: int) -> int:
+    """Warps that a multiprocessor keeps: of 64 registers a thread, or of 128."""
+    small = 4 if op in BACKWARD else 8 if item == 2 or op == "logsumexp" else 6
+    return 32 if vectors <= small else 16
 
 
 def has_clusters(arch: str) -> bool:
@@ -125,54 +120,78 @@ def numbers(op: str, cols: int, dtype: str, arch: str) -> Row:
     >>> numbers("softmax", 4_194_304, "float32", "sm_90a").kernel
     'streamed'
     """
-    item = ITEM_BYTES[dtype]
+    item, kind = ITEM_BYTES[dtype], _kind(op)
     row = vectors_a_row(cols, item)
-    for most, vectors in _shared(op, item):
+    for most, vectors in SHARED[kind, item]:
         if row <= most:
             lanes = min(next_power_of_two(ceil_div(row, vectors)), WARP)
             vectors = ceil_div(row, lanes)
             who = f"{WARP // lanes} rows a warp" if lanes < WARP else "a warp a row"
             why = f"{who}, {vectors} vectors a lane"
             return Row("registers", vectors, lanes, GROUP_BLOCK, why=why)
-    longest = STREAMED_MOST_BACKWARD if op in BACKWARD else STREAMED_MOST
-    if STREAMED_LEAST < row <= longest and op != "logsumexp" and has_clusters(arch):
+    if has_clusters(arch) and STREAMED_LEAST.get(kind, row) < row <= STREAMED_MOST.get(kind, 0):
         return streamed(row, op)
-    for most, vectors, cluster in _cuts(op, item, arch):
-        if row <= most:
-            vectors, block, cluster = _fit(row, most, vectors, cluster)
-            blocks = f"a cluster of {cluster} blocks" if cluster > 1 else "a block"
-            why = f"{blocks} a row, {block} threads of {vectors} vectors: one read, one write"
-            return Row("registers", vectors, 0, block, cluster, why=why)
-    if op in FORWARD and has_clusters(arch) and row <= _LANDED_MOST:
-        block = _block(row, 16, 16)
-        why = (
-            f"a cluster of 16 blocks a row, {block} threads of 16 vectors; the next row lands in "
-            "shared memory meanwhile: one read, one write"
-        )
-        return Row("landed", 16, 0, block, 16, why=why)
+    ragged = cols * item % VECTOR_BYTES != 0
+    for cut in _cuts(op, item, arch, ragged):
+        if row <= cut[0]:
+            return _in_registers(op, item, row, cut)
+    for cut in RAGGED_LANDED if ragged and kind == "backward" and has_clusters(arch) else ():
+        if row <= cut[0]:
+            return _landed(row, cut)
     return split(row, f"{cols} columns are past what one read holds: parts of a row, two kernels")
+
+
+def _kind(op: str) -> str:
+    return "forward" if op in FORWARD else "backward" if op in BACKWARD else op
+
+
+def _in_registers(op: str, item: int, row: int, cut: Cut) -> Row:
+    vectors, block, cluster = fit(row, *cut, _keeps(op, item, cut[1]))
+    blocks = f"a cluster of {cluster} blocks" if cluster > 1 else "a block"
+    why = f"{blocks} a row, {block} threads of {vectors} vectors: one read, one write"
+    return Row("registers", vectors, 0, block, cluster, why=why)
+
+
+def _landed(row: int, cut: Cut) -> Row:
+    vectors, block, cluster = fit(row, *cut, 16)
+    blocks = f"{cluster} blocks" if cluster > 1 else "a block"
+    why = (
+        f"{blocks} a row, {block} threads of {vectors} vectors; the next row lands in shared "
+        "memory meanwhile: one read, one write"
+    )
+    return Row("landed", vectors, 0, block, cluster, why=why)
 
 
 def split(row: int, why: str) -> Row:
     """Two kernels over parts of a row: any number of columns."""
-    parts = ceil_div(row, SPLIT_BLOCK * SPLIT_VECTORS)
-    return Row("split", SPLIT_VECTORS, 0, SPLIT_BLOCK, parts=parts, why=why)
+    warps = ceil_div(row, SPLIT_VECTORS * WARP)
+    a_part = min(range(SPLIT_WARPS - 2, SPLIT_WARPS + 3), key=lambda n: (-warps % n, -n))
+    parts = ceil_div(warps, a_part)
+    return Row("split", SPLIT_VECTORS, 0, a_part * WARP, parts=parts, why=why)
 
 
 def streamed(row: int, op: str, cut: tuple[int, int] | None = None) -> Row:
     """Blocks that stay and take parts of rows in turn; cut: threads, vectors a thread."""
-    block, vectors = cut or (STREAMED_BACKWARD_CUT if op in BACKWARD else STREAMED_CUT)
+    block, vectors = cut or STREAMED_CUT[_kind(op)]
     parts = ceil_div(row, block * vectors)
     why = f"{parts} parts a row wait in shared memory for its state: one read, one write"
     return Row("streamed", vectors, 0, block, parts=parts, why=why)
 
 
 def mechanism(row: Row, op: str, problem: Problem) -> Row:
-    """What runs a planned cut: the only answer that asks for the number of rows. `streamed` and
-    `split` give a row of the same parts the same bits, so which it is only decides the time."""
+    """What runs a planned cut: the only answer that asks for the number of rows, and no bit of a
+    row follows from it. `streamed` and `split` give a row of the same parts the same bits; so do
+    few warps in many blocks and many in few."""
+    sms = problem.multiprocessors
+    if row.kernel == "registers" and row.cluster > 1:
+        warps = row.block * row.cluster // WARP
+        for blocks in (16, 8, 4):
+            if row.cluster < blocks <= warps and problem.rows * blocks <= sms:
+                why = f"few rows: the warps of each over {blocks} blocks"
+                return replace(row, block=ceil_div(warps, blocks) * WARP, cluster=blocks, why=why)
     if row.kernel != "streamed":
         return row
-    items, sms = problem.rows * row.parts, problem.multiprocessors
+    items = problem.rows * row.parts
     refusals = reasons("streamed", op, problem)
     if items >= STREAMED_ITEMS * sms and not refusals:
         return row
@@ -189,20 +208,10 @@ def _most_streamed(row: Row, op: str, arch: str, multiprocessors: int = 0) -> in
     return ring.most_vectors(row.block, row.vectors, tensors, facts, sms)
 
 
-def _shared(op: str, item: int) -> _Shared:
-    if op == "logsumexp":
-        return _SHARED_LSE_16 if item == 2 else _SHARED_LSE_32
-    return _SHARED
-
-
-def _cuts(op: str, item: int, arch: str) -> _Cuts:
+def _cuts(op: str, item: int, arch: str, ragged: bool) -> Cuts:
     if not has_clusters(arch):
-        return _ALONE_BACKWARD if op in BACKWARD else _ALONE
-    if op in BACKWARD:
-        return _BACKWARD
-    if op == "logsumexp":
-        return _LSE_16 if item == 2 else _LSE_32
-    return _FORWARD_16 if item == 2 else _FORWARD_32
+        return ALONE[_kind(op)]
+    return (RAGGED if ragged else CUTS)[_kind(op), item]
 
 
 def forced(kernel: str, op: str, cols: int, dtype: str, arch: str) -> Row:
@@ -216,20 +225,21 @@ def forced(kernel: str, op: str, cols: int, dtype: str, arch: str) -> Row:
     if kernel == "streamed":
         return streamed(row, op)
     if kernel == "registers":  # planned as something else: as many blocks as the widest rows have
-        _, vectors, cluster = _cuts(op, ITEM_BYTES[dtype], arch)[-1]
-        return Row("registers", vectors, 0, _block(row, vectors, cluster), cluster, why="asked for")
-    vectors = 8 if op in BACKWARD else 16
+        item = ITEM_BYTES[dtype]
+        widest = next(each for each in _cuts(op, item, arch, False) if row <= each[0])
+        return replace(_in_registers(op, item, row, widest), why="asked for")
+    vectors = LANDED_VECTORS[_kind(op)]
     cluster = next(c for c in (1, 2, 4, 8, 16) if _block(row, vectors, c) <= MAX_ROW_BLOCK)
     return Row("landed", vectors, 0, _block(row, vectors, cluster), cluster, why="asked for")
 
 
 def most_cols(kernel: str, op: str, dtype: str, arch: str, multiprocessors: int = 0) -> int:
     """The columns that a kernel other than split can hold (multiprocessors 0: as the card has)."""
-    vectors = _cuts(op, ITEM_BYTES[dtype], arch)[-1][0]
+    vectors = _cuts(op, ITEM_BYTES[dtype], arch, False)[-1][0]
     if kernel == "streamed":
         vectors = _most_streamed(streamed(1, op), op, arch, multiprocessors)
     if kernel == "landed":
-        vectors = _LANDED_MOST // 2 if op in BACKWARD else _LANDED_MOST
+        vectors = LANDED_MOST[_kind(op)]
     return vectors * (VECTOR_BYTES // ITEM_BYTES[dtype])
 
 
@@ -261,7 +271,8 @@ def reasons(kernel: str, op: str, problem: Problem) -> list[str]:
 def sweep(op: str, cols: int, dtype: str, arch: str) -> list[Row]:
     """What a tuning run should try on rows of `cols` elements, the planned numbers first."""
     found = [numbers(op, cols, dtype, arch)]
-    row, clusters = vectors_a_row(cols, ITEM_BYTES[dtype]), has_clusters(arch)
+    item, clusters = ITEM_BYTES[dtype], has_clusters(arch)
+    row = vectors_a_row(cols, item)
     blocks_a_row = (1, 2, 4, 8, 16) if clusters else (1,)
     most = 8 if op in BACKWARD else 16
     for vectors in (v for v in (1, 2, 4, 6, 8, 12, 16) if v <= most):
@@ -271,7 +282,8 @@ def sweep(op: str, cols: int, dtype: str, arch: str) -> list[Row]:
         for cluster in blocks_a_row:
             block = _block(row, vectors, cluster)
             if block <= MAX_ROW_BLOCK and (cluster == 1 or block * vectors >= WARP * most):
-                found.append(Row("registers", *_shape_of(_fit(row, row, vectors, cluster))))
+                width, block, blocks = fit(row, row, vectors, cluster, _keeps(op, item, vectors))
+                found.append(Row("registers", width, 0, block, blocks))
                 if clusters and vectors >= most // 2 and op != "logsumexp" and row >= 1024:
                     found.append(Row("landed", vectors, 0, block, cluster))
     found.append(split(row, ""))
@@ -285,57 +297,6 @@ def sweep(op: str, cols: int, dtype: str, arch: str) -> list[Row]:
     return list(kept.values())
 
 
-def _shape_of(fit: tuple[int, int, int]) -> tuple[int, int, int, int]:
-    vectors, block, cluster = fit
-    return vectors, 0, block, cluster
-
-
 def leaves_l2(total_bytes: int, l2_bytes: int) -> bool:
     """Whether what is read and written once should leave the caches first: if it cannot stay."""
     return total_bytes > l2_bytes // 2
-
-
-@dataclass(frozen=True)
-class Outer:
-    """Launch numbers along a dimension that is not the last."""
-
-    width: int  # neighbouring elements a thread: 16 bytes of them, or one
-    held: int  # elements of the dimension that a thread keeps; 0: two reads
-    across: int  # threads along the outer and inner positions, which changes no bit
-    along: int  # threads along the dimension
-
-
-def outer(cols: int, item_bytes: int, whole: bool) -> Outer:
-    """Numbers for `cols` elements along the dimension; whole: inner rows are whole 16-byte vectors,
-    which changes nothing about the order of a sum. Short dimensions stay in registers in float32;
-    16-bit types read twice, as measured."""
-    width = VECTOR_BYTES // item_bytes if whole else 1
-    if item_bytes == 4 and cols <= 256:
-        along = next_power_of_two(ceil_div(cols, 8))
-        return Outer(width, 8, max(16, GROUP_BLOCK // along), along)
-    if item_bytes == 4 and cols <= 2048:
-        return Outer(width, 16, 4, max(next_power_of_two(ceil_div(cols, 16)), 8))
-    return _outer_read_twice(cols, width)
-
-
-def outer_backward(cols: int, read_bytes: int, item_bytes: int, whole: bool) -> Outer:
-    """The same for a backward: read_bytes are those of an element of dy and of y together,
-    item_bytes those of the narrowest of dy, y and dx. From register counts, nothing measured: what
-    is held, as it lay in memory, takes 64 registers."""
-    widest = VECTOR_BYTES // item_bytes
-    held = 8 if widest * read_bytes <= 32 else 4
-    width = widest if whole else 1
-    along = next_power_of_two(ceil_div(cols, held))
-    if along <= 32:
-        return Outer(width, held, max(16, GROUP_BLOCK // along), along)
-    if along <= 128:
-        return Outer(width, held, 4, along)
-    return _outer_read_twice(cols, width)
-
-
-def _outer_read_twice(cols: int, width: int) -> Outer:
-    if cols <= 64:
-        return Outer(width, 0, 32, 4)
-    if cols <= 16384:
-        return Outer(width, 0, 16, 16 if cols <= 2048 else 32)
-    return Outer(width, 0, 4, 128)

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from online_softmax import rowplan
+from online_softmax import outerplan, rowplan
 from online_softmax.cuda.launch import C_TYPE, Launch
 from online_softmax.cuda.row_launch import EMIT, GRADIENT, STATE_BYTES
+from online_softmax.outerplan import Outer
 from online_softmax.plan import VECTOR_BYTES, ceil_div
-from online_softmax.rowplan import Outer
 
 LSE_BLOCK = 256  # threads of `lse_backward`, one word of 16 bytes each
 
@@ -41,7 +41,7 @@ def _launch(symbol: str, args: tuple[Tensor, ...], dim: int, n: Outer, *rest: fl
 
 def outer(op: str, x: Tensor, y: Tensor, dim: int, scale: float, zero_empty: bool) -> Launch:
     """softmax or log_softmax along a dimension that is not the last; y may be wider than x."""
-    n = rowplan.outer(x.shape[dim], x.itemsize, _is_whole(x.shape[dim + 1 :].numel(), x, y))
+    n = outerplan.outer(x.shape[dim], x.itemsize, _is_whole(x.shape[dim + 1 :].numel(), x, y))
     symbol = f"outer_rows<{C_TYPE[x.dtype]}, {C_TYPE[y.dtype]}, {n.width}, {n.held}, {EMIT[op]}>"
     return _launch(symbol, (x, y), dim, n, scale, zero_empty)
 
@@ -54,7 +54,7 @@ def outer_backward(
     tensors = (dy, y, dx)
     narrowest = min(t.itemsize for t in tensors)
     whole = _is_whole(y.shape[dim + 1 :].numel(), *tensors)
-    n = rowplan.outer_backward(y.shape[dim], dy.itemsize + y.itemsize, narrowest, whole)
+    n = outerplan.outer_backward(y.shape[dim], dy.itemsize + y.itemsize, narrowest, whole)
     types = ", ".join(C_TYPE[t.dtype] for t in tensors)
     symbol = f"outer_rows_backward<{types}, {n.width}, {n.held}, {GRADIENT[op]}>"
     return _launch(symbol, tensors, dim, n, scale, zero_empty)

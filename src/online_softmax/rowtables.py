@@ -1,0 +1,66 @@
+"""The tuned numbers of rowplan.py: how a row is cut, by operation, element size and length.
+
+Measured on an H200: benchmarks/results/h200/tuning-*.jsonl has the rankings. An entry (most,
+vectors, cluster) serves rows of up to `most` 16-byte vectors: `vectors` a lane, a row of just `most`
+vectors in `cluster` blocks; `rowplan.fit` finds block and cluster for the others. RAGGED rows have
+columns that do not fill their last vector: no two of them lie alike, each share has ends of its own
+to mend, so larger shares pay.
+"""
+
+from __future__ import annotations
+
+Cut = tuple[int, int, int]
+Cuts = tuple[Cut, ...]
+Shared = tuple[tuple[int, int], ...]  # (most, vectors a lane): rows that share a warp, or have one
+
+# 16-bit types keep the words and raise them twice, float32 keeps the terms: so they differ.
+_FORWARD_16: Cuts = (
+    (256, 4, 1), (1024, 6, 1), (2048, 8, 2), (4096, 8, 4), (8192, 8, 8), (16384, 8, 16),
+    (32768, 8, 16), (65536, 8, 16),
+)  # fmt: skip
+_FORWARD_32: Cuts = (
+    (512, 2, 1), (2048, 4, 2), (4096, 4, 4), (8192, 4, 8), (16384, 12, 16), (32768, 16, 16),
+    (65536, 16, 16),
+)  # fmt: skip
+_BACKWARD: Cuts = (
+    (256, 2, 1), (512, 2, 1), (1024, 6, 2), (2048, 6, 4), (4096, 4, 8), (8192, 4, 16),
+    (16384, 4, 16), (32768, 4, 16), (65536, 8, 16),
+)  # fmt: skip
+_LSE_16: Cuts = ((1024, 8, 1), (2048, 8, 2), (4096, 8, 4), (6400, 8, 8))
+_LSE_32: Cuts = ((1024, 4, 1), (2048, 8, 2), (4096, 8, 4), (8192, 8, 8), (16384, 16, 8))
+CUTS: dict[tuple[str, int], Cuts] = {
+    ("forward", 2): _FORWARD_16, ("forward", 4): _FORWARD_32, ("backward", 2): _BACKWARD,
+    ("backward", 4): _BACKWARD, ("logsumexp", 2): _LSE_16, ("logsumexp", 4): _LSE_32,
+}  # fmt: skip
+RAGGED: dict[tuple[str, int], Cuts] = {
+    ("forward", 2): ((256, 8, 1), (1024, 8, 1), *_FORWARD_16[2:]),
+    ("forward", 4): ((512, 10, 1), (2048, 6, 1), (8192, 6, 8), (16384, 16, 8), *_FORWARD_32[5:]),
+    ("backward", 2): ((256, 8, 1), (512, 8, 1)),
+    ("backward", 4): ((256, 4, 1), (512, 3, 1)),
+    ("logsumexp", 2): _LSE_16,
+    ("logsumexp", 4): ((512, 10, 1), (2048, 8, 1), *_LSE_32[2:]),
+}
+# Ragged rows past their table land: a lane has 8 vectors of both tensors, a block about 8 warps.
+RAGGED_LANDED: Cuts = ((2048, 8, 1), (4096, 8, 2), (8192, 8, 4), (16384, 8, 8), (65536, 8, 16))
+# Without clusters: blocks of up to 512 threads, from facts.
+ALONE: dict[str, Cuts] = {
+    "forward": ((128, 2, 1), (1024, 4, 1), (4096, 8, 1), (8192, 16, 1)),
+    "backward": ((512, 2, 1), (2048, 4, 1), (4096, 8, 1)),
+    "logsumexp": ((128, 2, 1), (1024, 4, 1), (4096, 8, 1), (8192, 16, 1)),
+}
+SHARED: dict[tuple[str, int], Shared] = {
+    ("forward", 2): ((64, 2),), ("forward", 4): ((64, 2),), ("backward", 2): ((64, 2),),
+    ("backward", 4): ((64, 2),), ("logsumexp", 2): ((128, 4), (256, 8)),
+    ("logsumexp", 4): ((128, 6), (256, 8)),
+}  # fmt: skip
+
+# Rows of more vectors than `least` stream, up to `most`; (threads, vectors a thread).
+STREAMED_LEAST = {"forward": 65536, "backward": 32768}
+STREAMED_MOST = {"forward": 1 << 20, "backward": 1 << 19}
+STREAMED_CUT = {"forward": (256, 8), "backward": (256, 4)}
+STREAMED_ITEMS = 4  # parts a multiprocessor in all: with fewer, split's two launches end sooner
+GROUP_BLOCK = 128  # threads a block where a row has a warp or less: small blocks end soonest
+SPLIT_VECTORS, SPLIT_WARPS = 4, 8  # about 16 KB a part: enough blocks from a few rows on
+MAX_ROW_BLOCK = 512  # threads: 128 registers each
+LANDED_MOST = {"forward": 131072, "backward": 65536}  # vectors: 16 blocks of 512 threads, full
+LANDED_VECTORS = {"forward": 16, "backward": 8}
