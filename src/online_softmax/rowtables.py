@@ -1,10 +1,10 @@
 """The tuned numbers of rowplan.py: how a row is cut, by operation, element size and length.
 
 Measured on an H200: benchmarks/results/h200/tuning-*.jsonl has the rankings. An entry (most,
-vectors, cluster) serves rows of up to `most` 16-byte vectors: `vectors` a lane, a row of just `most`
-vectors in `cluster` blocks; `rowplan.fit` finds block and cluster for the others. RAGGED rows have
-columns that do not fill their last vector: no two of them lie alike, each share has ends of its own
-to mend, so larger shares pay.
+vectors, cluster) serves rows of up to `most` 16-byte vectors: `vectors` a lane, a row of just
+`most` in `cluster` blocks; `rowplan.fit` finds block and cluster for the others. RAGGED rows have
+columns that do not fill their last vector: no two of them lie alike, each share has ends of its
+own to mend, so larger shares pay.
 """
 
 from __future__ import annotations
