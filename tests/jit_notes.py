@@ -158,7 +158,7 @@ def built(notes: Notes, fresh_cache: object, nvrtc: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(rowkernels, "_has_kernels", lambda x: x.device.type == "cpu")
     monkeypatch.setattr(rowcalls, "_once", set())
     monkeypatch.setattr(rowcalls, "_is_cuda", lambda x: True)
-    monkeypatch.setattr(rowcalls, "_device", lambda x: 0)
+    monkeypatch.setattr(rowcalls, "_empty", torch._C._dynamo.guards._empty_strided_cpu)
     monkeypatch.setattr(Tensor, "get_device", lambda x: 0)
     monkeypatch.setattr(launches, "run", run)
     return found

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import json
 import os
 import re
 import subprocess
@@ -112,6 +113,43 @@ assert online_softmax.softmax(torch.zeros(2)).tolist() == [0.5, 0.5]
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+IMPORT = """
+import inspect, json, sys, torch
+before = set(sys.modules)
+def refuse(*_):
+    raise AssertionError("it looks through the files of all modules, for 40 ms")
+inspect.getmodule = refuse
+import online_softmax
+new = sorted(set(sys.modules) - before)
+assert online_softmax.jit.Unavailable.__module__ == "online_softmax.jit_compile"
+print(json.dumps(new))
+"""
+OWN = """
+    __init__ api arches arguments catalogue cuda.__init__ cuda.launch explanation library.__init__
+    library.calculus library.eager library.operations library.override library.private
+    library.routes library.traced nn plan reference.__init__ reference.online reference.ops ring
+    rowcalls rowkernels rowops rowplan
+"""
+
+
+def test_an_import_brings_what_every_call_needs():
+    """What compiles, launches or explains kernels comes with the first that asks for it."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), *sys.path])}
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT],
+        capture_output=True, text=True, env=environment, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    new = json.loads(done.stdout)
+    own = [name for name in new if name.split(".")[0] == "online_softmax"]
+    wanted = {f"online_softmax.{name}".removesuffix(".__init__") for name in OWN.split()}
+    assert set(own) == wanted
+    outside = {name.split(".")[0] for name in new} - {"online_softmax", *sys.stdlib_module_names}
+    assert outside <= {"torch"}
+    heavy = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.fx", "torch.onnx")
+    assert [name for name in new if name.startswith(heavy)] == []
 
 
 def test_misplaced_code_is_seen():

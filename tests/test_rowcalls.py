@@ -97,19 +97,6 @@ def test_what_the_launch_follows_from_is_told_apart(what: str, built: Built, not
     assert notes.launches[-1].words[2:] == before.words[2:]
 
 
-def test_a_pending_negation_and_no_memory_go_the_whole_way(built: Built, notes: Notes) -> None:
-    x = x_of(4, 64)
-    softmax(x)
-    softmax(x)
-    negated = torch.complex(x, x).conj().imag
-    assert negated.is_neg()
-    softmax(negated.view(4, 64))
-    assert addresses(notes)[0] != negated.data_ptr()
-    zeros = torch._efficientzerotensor((4, 64))
-    softmax(zeros)
-    assert addresses(notes)[0] != 0
-
-
 def test_copies_and_workspaces_are_not_kept(built: Built, notes: Notes) -> None:
     for call in (lambda: softmax(x_of(64, 4).t()), lambda: softmax(x_of(4, 64), kernel="split")):
         before = len(jit._kept)

@@ -5,6 +5,9 @@
 tensor([0.5000, 0.5000])
 """
 
+from importlib import import_module
+from typing import Any
+
 from online_softmax import nn
 from online_softmax.api import log_softmax, logsumexp, softmax
 from online_softmax.catalogue import KERNELS
@@ -23,3 +26,9 @@ __all__ = [
     "override_torch",
     "softmax",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "jit":  # for its errors, by which users catch them; an import need not load it
+        return import_module("online_softmax.jit")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,7 @@
-"""The public functions: check the arguments once, then call the op."""
+"""The public functions: check the arguments once, then call the op.
+
+A call like one before, with no option but dim, dtype and scale, starts its kernel again at once.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,7 @@ from online_softmax.arguments import (
 )
 
 Empty = Literal["nan", "zero"]
+_again = library.again
 
 
 def softmax(
@@ -77,6 +81,15 @@ def softmax(
 
     Source: Milakov and Gimelshein, Online normalizer calculation for softmax, arXiv:1805.02867.
     """
+    if (
+        out is None
+        and kernel is None
+        and empty == "nan"
+        and type(dim) is int
+        and type(scale) is float
+        and (known := _again("softmax", x, (dim, dtype, scale, False, ""))) is not None
+    ):
+        return known
     return _along("softmax", x, dim, dtype, scale, out, empty, kernel)
 
 
@@ -111,6 +124,15 @@ def log_softmax(
         >>> log_softmax(torch.tensor([0.0, -95.0, -200.0]))
         tensor([   0.,  -95., -200.])
     """
+    if (
+        out is None
+        and kernel is None
+        and empty == "nan"
+        and type(dim) is int
+        and type(scale) is float
+        and (known := _again("log_softmax", x, (dim, dtype, scale, False, ""))) is not None
+    ):
+        return known
     return _along("log_softmax", x, dim, dtype, scale, out, empty, kernel)
 
 
@@ -157,6 +179,15 @@ def logsumexp(
         >>> logsumexp(torch.zeros(2, 3), dim=(0, 1))
         tensor(1.7918)
     """
+    if (
+        kernel is None
+        and type(dim) is int
+        and type(keepdim) is bool
+        and type(scale) is float
+        and empty == "nan"
+        and (known := _again("logsumexp", x, ((dim,), keepdim, None, scale, ""))) is not None
+    ):
+        return known
     if not isinstance(x, Tensor) and has_torch_function_unary(x):
         options = {"scale": scale, "empty": empty, "kernel": kernel}
         return handle_torch_function(logsumexp, (x,), x, dim, keepdim, **options)

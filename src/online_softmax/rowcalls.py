@@ -8,14 +8,13 @@ goes the whole way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from functools import partial
+from collections.abc import Hashable, Sequence
 from operator import attrgetter
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from online_softmax import jit
 from online_softmax.cuda.launch import Launch
 from online_softmax.plan import VECTOR_BYTES
 
@@ -23,18 +22,14 @@ PHASE = VECTOR_BYTES - 1  # the bits of an address that decide how a kernel load
 
 Options = tuple[Hashable, ...]  # all that decides a launch beside the tensors
 _once: set[Hashable] = set()  # calls that came once: shapes that never come again cost no more
-_is_cuda, _device = attrgetter("is_cuda"), Tensor.get_device
-_kept = jit.kept
+_is_cuda = attrgetter("is_cuda")
+_kept: dict[Hashable, Any] = {}  # jit's memory of launches, from the first that is kept on
 
-
-def _name(
-    op: str, options: Options, index: int, x: Tensor, address: int, dy: Tensor | None
-) -> Hashable:
-    """All that the launch of a call follows from but its result's phase; `address`: x's."""
-    name = op, options, index, x.dtype, x.shape, x.stride(), address & PHASE
-    if dy is None:
-        return name
-    return name, _device(dy), dy.dtype, dy.shape, dy.stride(), dy.data_ptr() & PHASE
+# What Inductor's own code allocates by: half of what torch.empty_strided takes on the host. It
+# knows the current device alone, and does not fill memory where torch is told to be deterministic.
+_guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+_empty = getattr(_guards, "_empty_strided_cuda", None)
+_is_deterministic = torch._C._get_deterministic_algorithms
 
 
 def again(
@@ -45,30 +40,52 @@ def again(
     Args:
         op: what is computed.
         options: as `keep` has them.
-        x: a plain tensor; in a backward, the forward's result.
+        x: of type Tensor or Parameter; in a backward, the forward's result.
         out: to be filled; None: a tensor of its own.
         dy: in a backward, the gradient by that result.
     """
+    if not _kept:
+        return None
+    try:  # the name that _name gives, made here for the time of a call
+        address = x.data_ptr()
+        name: Hashable
+        name = op, options, x.device, x.dtype, x.shape, x.stride(), address & PHASE
+        if dy is not None:
+            dy_address = dy.data_ptr()
+            name = name, dy.device, dy.dtype, dy.shape, dy.stride(), dy_address & PHASE
+        found = _kept.get(name)
+    except (RuntimeError, TypeError):  # sparse, nested, or an option that is no option: not kept
+        return None
     # Of a tensor with a negation pending, or without memory, the kernel would read no values.
-    if not _is_cuda(x) or x.is_neg() or not (out is None or out.is_contiguous()):
+    if found is None or not address or x.is_neg():
         return None
-    address = x.data_ptr()
-    found = _kept(_name(op, options, _device(x), x, address, dy))
-    if found is None or not address:
+    if dy is not None and (not dy_address or dy.is_neg()):
         return None
-    start, (fresh, phase) = found
-    y: Tensor = fresh(x) if out is None else out
+    start, (current_device, index, shape, stride, dtype, phase) = found
+    if out is not None:
+        if not out.is_contiguous():
+            return None
+        y = out
+    elif _empty is None or current_device() != index or _is_deterministic():
+        y = torch.empty_strided(shape, stride, dtype=dtype, device=x.device)
+    else:
+        y = _empty(shape, stride, dtype)
     y_address = y.data_ptr()
     if y_address & PHASE != phase:
         return None
     if dy is None:
         start(address, y_address)
-        return y
-    dy_address = dy.data_ptr()
-    if not _is_cuda(dy) or dy.is_neg() or not dy_address:
-        return None
-    start(address, y_address, dy_address)
+    else:
+        start(address, y_address, dy_address)
     return y
+
+
+def _name(op: str, options: Options, x: Tensor, dy: Tensor | None) -> Hashable:
+    """All that the launch of a call follows from but its result's phase."""
+    name = op, options, x.device, x.dtype, x.shape, x.stride(), x.data_ptr() & PHASE
+    if dy is None:
+        return name
+    return name, dy.device, dy.dtype, dy.shape, dy.stride(), dy.data_ptr() & PHASE
 
 
 def keep(
@@ -86,8 +103,11 @@ def keep(
     """
     if len(work) != 1 or not _is_cuda(x[0]):
         return
-    index = _device(x[0])
-    name = _name(op, options, index, x[0], x[0].data_ptr(), None if dy is None else dy[0])
+    from online_softmax import jit  # which has launched it; an import need not load it
+
+    global _kept  # noqa: PLW0603 one name, looked up fast by every call
+    _kept = jit._kept
+    name = _name(op, options, x[0], None if dy is None else dy[0])
     if name not in _once:
         if len(_once) >= jit.REMEMBERED:
             _once.clear()
@@ -102,17 +122,7 @@ def keep(
             return
         places += found
     if len(tensors) == len(pairs):  # else there is a workspace
-        about = (_fresh(x[0], y[0]), y[0].data_ptr() & PHASE)
+        result, index = y[0], x[0].get_device()
+        made = tuple(result.shape), result.stride(), result.dtype  # of no tensor is anything held
+        about = (jit._current_device, index, *made, result.data_ptr() & PHASE)
         jit.keep(name, work[0], index, places, about)
-
-
-def _fresh(x: Tensor, y: Tensor) -> Callable[[Tensor], Tensor]:
-    """The cheapest way to a tensor as y, for an x like this; it holds on to neither."""
-    if y.shape != x.shape:
-        whole = partial(
-            torch.empty_strided, tuple(y.shape), y.stride(), dtype=y.dtype, device=y.device
-        )
-        return lambda _: whole()
-    if y.dtype == x.dtype and y.stride() == x.stride():
-        return torch.empty_like
-    return partial(torch.empty_like, dtype=y.dtype, memory_format=torch.contiguous_format)

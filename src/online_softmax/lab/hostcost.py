@@ -110,6 +110,7 @@ def _figures(per_batch: list[float]) -> dict[str, float]:
 
 # ---- its pieces
 
+ROUTE = "choice of the route"
 OPTIONS = (-1, None, 1.0, False, "")  # of softmax(x), as rowops passes them on
 
 
@@ -126,7 +127,7 @@ def _pieces(x: Tensor) -> tuple[dict[str, Plain], dict[str, Plain]]:
 
     parts: dict[str, Plain] = {
         "checks of the arguments": check,
-        "choice of the route": lambda: (routes._takes_op(x), routes._is_recorded(x)),
+        ROUTE: lambda: (routes._takes_op(x), routes._is_recorded(x)),
         "allocation": lambda: torch.empty_like(x),
     }
     if not rowkernels.takes(x, None, 1.0):  # on a CPU, or without CUDA's libraries
@@ -153,18 +154,28 @@ def _pieces(x: Tensor) -> tuple[dict[str, Plain], dict[str, Plain]]:
         "of a call unlike those before: launch records": records,
     }
 
-    def look_up() -> Any:
-        name = rowcalls._name("softmax", OPTIONS, x.get_device(), x, x.data_ptr(), None)
-        return jit.kept(name)
-
-    found = look_up()
+    found = jit.kept(rowcalls._name("softmax", OPTIONS, x, None))
     if found is None:
         return parts, beside
-    start, address, y_address = found[0], x.data_ptr(), y.data_ptr()
-    parts["look-up of the launch"] = look_up
-    parts["launch"] = lambda: start(address, y_address)
-    beside["of the launch: the driver"] = _driver_launch(records()[0], x.get_device())
-    return parts, beside
+    start, (_, _, shape, stride, dtype, _) = found
+    address, y_address = x.data_ptr(), y.data_ptr()
+    empty = rowcalls._empty
+
+    def allocate() -> Tensor:
+        if empty is None:
+            return torch.empty_strided(shape, stride, dtype=dtype, device=x.device)
+        made: Tensor = empty(shape, stride, dtype)
+        return made
+
+    new = "of a call unlike those before: "  # which a call like one before passes by
+    passed = {f"{new}{name}": parts[name] for name in ("checks of the arguments", ROUTE)}
+    parts = {
+        f"{ROUTE}, look-up of the launch": lambda: routes.again("no operation", x, OPTIONS),
+        "allocation": allocate,
+        "launch": lambda: start(address, y_address),
+    }
+    driver = {"of the launch: the driver": _driver_launch(records()[0], x.get_device())}
+    return parts, {**passed, **beside, **driver}
 
 
 def _driver_launch(work: Any, index: int) -> Plain:

@@ -7,6 +7,6 @@ beneath torch's own functions. `private` has the private names of torch.
 """
 
 from online_softmax.library.override import Override, override_torch
-from online_softmax.library.routes import along, logsumexp
+from online_softmax.library.routes import again, along, logsumexp
 
-__all__ = ["Override", "along", "logsumexp", "override_torch"]
+__all__ = ["Override", "again", "along", "logsumexp", "override_torch"]

@@ -1,7 +1,8 @@
 """Private names of torch that the library uses; a test says which is gone.
 
-Four more stand where they are used: `Tensor._is_zerotensor` in rowops.py, `Function._backward_cls`
-in eager.py, the current device and the handle of the current stream in jit.py.
+Six more stand where they are used: `Tensor._is_zerotensor` in rowops.py, `Function._backward_cls`
+in eager.py, the current device and the handle of the current stream in jit.py, memory for a result
+and whether torch fills it in rowcalls.py.
 
 The three routes need them: no public name tells whether a transform, a mode or a dual level is at
 work, or lets a kernel at the Autograd key go on below autograd.

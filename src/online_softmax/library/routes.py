@@ -15,11 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from online_softmax import rowops
+from online_softmax import rowcalls, rowops
 from online_softmax.library import eager, traced
 from online_softmax.library.calculus import Along, Over
 from online_softmax.library.operations import LOGSUMEXP
 from online_softmax.library.private import (
+    dispatch_modes,
+    function_mode_count,
     functorch_active,
     is_forward_mode,
 )
@@ -27,6 +29,8 @@ from online_softmax.library.traced import autocast_dtype, is_plain
 from online_softmax.reference.ops import result_dtype, sum_dtype
 
 _FLOAT32 = torch.float32
+_again = rowcalls.again
+_is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _is_compiling = torch.compiler.is_compiling
 _is_grad_enabled = torch.is_grad_enabled
 _is_autocast = torch.is_autocast_enabled
@@ -42,6 +46,34 @@ def _takes_op(x: Tensor) -> bool:
 
 def _is_recorded(x: Tensor) -> bool:
     return (x.requires_grad and _is_grad_enabled()) or functorch_active() or is_forward_mode()
+
+
+def again(op: str, x: Any, options: rowcalls.Options) -> Tensor | None:
+    """The result of a call like one before, by its kernel alone; None: the call goes the whole way.
+
+    Asked before the arguments are checked: an equal call has passed the checks. Wherever another
+    route than the kernel itself may be right, the answer is None; a float32 result under autocast
+    as well, unless x is float32.
+
+    Args:
+        op: what is computed.
+        x: what the user gave.
+        options: as `rowops` hands them to `rowcalls.again`; dims of type int, a scale of type
+            float, which equal no number that the checks would refuse.
+    """
+    if (
+        # First: Dynamo sees nothing of what follows. Other tracing has modes, or tensors of a type.
+        _is_dynamo_compiling()
+        or type(x) is not Tensor
+        or (x.requires_grad and _is_grad_enabled())
+        or dispatch_modes()
+        or function_mode_count()
+        or functorch_active()
+        or is_forward_mode()
+        or (x.dtype is not _FLOAT32 and _is_autocast("cuda"))
+    ):
+        return None
+    return _again(op, options, x)
 
 
 def along(
