@@ -28,7 +28,10 @@ _BACKWARD: Cuts = (
 )  # fmt: skip
 _LSE_16: Cuts = ((1024, 8, 1), (2048, 8, 2), (4096, 8, 4), (6400, 8, 8))
 _LSE_32: Cuts = ((1024, 4, 1), (2048, 8, 2), (4096, 8, 4), (8192, 8, 8), (16384, 16, 8))
+# What log_softmax keeps are x themselves, which live longer: fewer, fuller blocks.
+_LOG_32: Cuts = (*_FORWARD_32[:2], (4096, 6, 4), (8192, 6, 8), (16384, 16, 8), *_FORWARD_32[5:])
 CUTS: dict[tuple[str, int], Cuts] = {
+    ("log_softmax", 4): _LOG_32,
     ("forward", 2): _FORWARD_16, ("forward", 4): _FORWARD_32, ("backward", 2): _BACKWARD,
     ("backward", 4): _BACKWARD, ("logsumexp", 2): _LSE_16, ("logsumexp", 4): _LSE_32,
 }  # fmt: skip
@@ -49,7 +52,7 @@ ALONE: dict[str, Cuts] = {
     "logsumexp": ((128, 2, 1), (1024, 4, 1), (4096, 8, 1), (8192, 16, 1)),
 }
 SHARED: dict[tuple[str, int], Shared] = {
-    ("forward", 2): ((64, 2),), ("forward", 4): ((64, 2),), ("backward", 2): ((64, 2),),
+    ("forward", 2): ((64, 3),), ("forward", 4): ((64, 2), (96, 3)), ("backward", 2): ((64, 2),),
     ("backward", 4): ((64, 2),), ("logsumexp", 2): ((128, 4), (256, 8)),
     ("logsumexp", 4): ((128, 6), (256, 8)),
 }  # fmt: skip
