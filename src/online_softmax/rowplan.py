@@ -40,7 +40,7 @@ OPERATIONS = (*FORWARD, *BACKWARD, "logsumexp")
 ELEMENTWISE = ("logsumexp_backward",)  # on x as it lies: no cut of rows, no record
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 CLUSTER_ARCHES = ("sm_90a", "sm_100a")  # clusters of up to 16 blocks, bulk copies
-LONG = 16384  # vectors: longer rows of full threads take all blocks that their cut allows
+LONG = 16384  # vectors: longer rows take all the blocks that their cut allows
 
 IDEAS = {
     "registers": "the row in registers of a few lanes, a block or a cluster: one read, one write",
@@ -93,7 +93,7 @@ def fit(row: int, most: int, vectors: int, cluster: int, keeps: int = 32) -> tup
         blocks = ceil_div(warps, a_block)
         if blocks > 8:  # clusters of 9 to 15 find little room, as measured
             blocks = 16 if blocks <= 16 else 0
-        if 0 < blocks <= cluster and (blocks == cluster or row <= LONG or keeps > 16):
+        if 0 < blocks <= cluster and (blocks == cluster or row <= LONG):
             taken = a_block * blocks * keeps / (keeps // a_block * a_block)
             choices.append((taken, a_block * blocks, abs(a_block - usual), a_block, blocks))
     _, in_all, _, a_block, blocks = min(choices)
