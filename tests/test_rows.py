@@ -130,6 +130,22 @@ def test_a_row_keeps_its_bits(op: str, kernel: str) -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("op", BACKWARD)
+def test_landed_and_registers_give_the_same_bits(op: str) -> None:
+    """So a few rows need not wait for a landing; nor do blocks a row change a bit."""
+    dtype = torch.bfloat16
+    for cols in (5001, 4104):
+        landed = Row("landed", 4, 0, 96, 2)
+        x, y = matrix(3, cols, dtype, 0, 0), matrix(3, cols, dtype, 1, 0).softmax(-1).contiguous()
+        results = []
+        for row in (landed, Row("registers", 4, 0, 96, 2), Row("registers", 4, 0, 32, 8)):
+            dx = torch.empty(x.shape, dtype=dtype)
+            run(row_launch.backward(op, x.contiguous(), y, dx, 1.0, False, row, streams=False))
+            results.append(dx)
+        assert all(torch.equal(each, results[0]) for each in results), cols
+
+
+@needs_compiler
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_large_values_are_shifted_exactly(dtype: torch.dtype) -> None:
     """1e6 and what differs from it by little; and where a product with log2(e) is past float32."""

@@ -181,8 +181,10 @@ def streamed(row: int, op: str, cut: tuple[int, int] | None = None) -> Row:
 def mechanism(row: Row, op: str, problem: Problem) -> Row:
     """What runs a planned cut: the only answer that asks for the number of rows, and no bit of a
     row follows from it. `streamed` and `split` give a row of the same parts the same bits; so do
-    few warps in many blocks and many in few."""
+    `landed` and `registers` with the same vectors, few warps in many blocks and many in few."""
     sms = problem.multiprocessors
+    if row.kernel == "landed" and problem.rows * row.cluster <= sms:
+        row = replace(row, kernel="registers", why="no second row that could land meanwhile")
     if row.kernel == "registers" and row.cluster > 1:
         warps = row.block * row.cluster // WARP
         for blocks in (16, 8, 4):
