@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from bench_kit import HEADER
-from online_softmax.lab import benchfile, benchpage, goals, grid, report
+from online_softmax.lab import benchfile, benchpage, goals, grid, report, verdicts
 from online_softmax.lab.benchfile import Entry, Part, Row
 from online_softmax.lab.grid import Cell
 
@@ -132,7 +132,7 @@ def test_means_are_over_the_main_cells_alone():
             for cell in MAIN]  # fmt: skip
     rows.append(row(Cell("softmax", "bfloat16", grid.WHOLE // 256, 256), entry("ceiling", 1.0),
                     entry("ours", 100.0), entry("torch", 9000.0)))  # fmt: skip
-    table = benchpage.means_table(rows)
+    table = verdicts.means_table(rows)
     assert table.head == ("operation", "cells", "of ceiling", "x torch (goal)")
     assert table.rows == (("softmax bfloat16", "17", "0.900", "2.00 (2.1)"),)
 
@@ -175,11 +175,11 @@ def test_few_rows():
 
     rows = [small(32000, 5.0), small(65536, 20.0), small(262144, 10.5), small(1024, 99.0),
             small(32768, 99.0), small(32000, 99.0, rows=64)]  # fmt: skip
-    (line,) = benchpage.few_table(rows).rows
+    (line,) = verdicts.few_table(rows).rows
     assert line == ("softmax float32", "ours", "3", "0.98", "1", "1 x 65,536", "0.50")
     other = replace(entry("ours, any batch", 5.0), kind="ours")
     more = [replace(row, entries=(*row.entries, other)) for row in rows]
-    assert [line[1:4] for line in benchpage.few_table(more).rows] == [
+    assert [line[1:4] for line in verdicts.few_table(more).rows] == [
         ("ours", "3", "0.98"), ("ours, any batch", "3", "2.00")
     ]  # fmt: skip
 
@@ -190,21 +190,24 @@ def test_errors_stand_beside_torch_s():
                    entry("torch", 9.0, share_max=theirs, share_mean=2e-9))  # fmt: skip
 
     rows = [cell(1e-7, 1e-7), cell(2e-7, 1e-7), cell(3e-7, 1e-7)]
-    assert [line[-1] for line in benchpage.accuracy_table(rows).rows] == ["yes", "yes", "NO"]
-    assert benchpage.accuracy_table(rows).rows[0][:3] == (
+    assert [line[-1] for line in verdicts.accuracy_table(rows).rows] == ["yes", "yes", "NO"]
+    assert verdicts.accuracy_table(rows).rows[0][:3] == (
         "softmax bfloat16 1,048,576 x 128", "1.00e-07", "1.00e-07"
     )  # fmt: skip
     without = row(MAIN[0], entry("ours", 9.0, share_max=1.0), entry("torch", None))
-    assert benchpage.accuracy_table([without]).rows == ()
+    assert verdicts.accuracy_table([without]).rows == ()
 
 
 def test_refusals_of_one_reason_are_one_line():
     refusing = entry("quack", None, why="RuntimeError: a|b")
     rows = [row(cell, refusing) for cell in MAIN[:3]]
     rows.append(replace(row(MAIN[3]), why="it would take 900 GiB"))
+    for cell, much in ((MAIN[4], "1.5e-06"), (MAIN[5], "12")):  # the same but for its figures
+        rows.append(row(cell, entry("liger", None, why=f"\x1b[91mwrong\x1b[0m: {much} off")))
     assert benchpage.refusals_table(rows).rows == (
         ("softmax", "quack", "RuntimeError: a|b", "bfloat16 1,048,576 x 128", "3"),
         ("softmax", "the cell", "it would take 900 GiB", "bfloat16 65,536 x 2,048", "1"),
+        ("softmax", "liger", "wrong: 1.5e-06 off", "bfloat16 32,768 x 4,096", "2"),
     )
 
 
@@ -237,7 +240,11 @@ def test_the_page_from_stored_results():
     alone = row(Cell("softmax", "bfloat16", 2, 1024), entry("ceiling", 1.0), entry("ours", 1.1))
     text = report.PERFORMANCE.read_text(encoding="utf-8")
     found = report.performance(text, [Part(HEADER, (cell, refusing, alone))])
-    assert "| softmax bfloat16 1,048,576 x 128 | 0.900 | 0.97 |" in found
+    assert (
+        "| of ceiling (goal) | 128 |\n| --- | ---: |\n| softmax bfloat16 | 0.900 (0.97) |" in found
+    )
+    slower = "| softmax bfloat16 1,048,576 x 128 | quack | 100.0 | 95.0 | 0.95 | 0.00 |"
+    assert re.search(rf"<summary>softmax, cell by cell</summary>[^<]*{re.escape(slower)}", found)
     assert "TypeError: a\\|b" in found
     assert "| 1,048,576 x 128 | 90.0 | 100.0 |" in found
     assert "2 x 1,024" not in found  # no rival there: the file alone has it

@@ -251,7 +251,11 @@ def test_documents_are_what_the_generator_writes():
         ".reference.ops",
         ".lab.trace",
         ".lab.arguments",
+        ".lab.benchplot",
+        ".lab.benchtable",
+        ".lab.goals",
         ".lab.places",
+        ".lab.verdicts",
     ],
 )
 def test_examples_in_docstrings_hold(module: str):

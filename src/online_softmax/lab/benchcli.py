@@ -184,8 +184,7 @@ def _log(asked: Asked) -> tuple[Log, Header]:
     log = benchfile.Log(asked.save, asked.resume)
     header = _header(asked.rivals, asked.values)
     if log.sources - {header.versions.get("sources")}:
-        said = f"note: {asked.save} has results of other kernel sources; they stay"
-        typer.echo(said, err=True)
+        typer.echo(f"note: {asked.save} has results of other kernel sources; they stay", err=True)
     return log, header
 
 

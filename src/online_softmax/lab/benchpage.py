@@ -5,8 +5,9 @@ Nothing is rounded before it is compared, and a cell without a time says why.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from rich import box
 from rich.console import Console
@@ -14,91 +15,22 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from online_softmax.lab import accuracy, benchfile, fusion, goals, hostcost, tune
+from online_softmax.lab import (
+    accuracy,
+    benchfile,
+    benchtable,
+    fusion,
+    goals,
+    hostcost,
+    tune,
+    verdicts,
+)
 from online_softmax.lab.benchfile import Entry, Part, Row
-from online_softmax.lab.contenders import RIVALS
-from online_softmax.lab.goals import Beside
+from online_softmax.lab.benchtable import NONE, Table
 from online_softmax.lab.grid import Cell
 
-NONE = "—"
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows of text under a heading; the first `text` columns are words, the others numbers."""
-
-    title: str
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    text: int = 1
-
-
-# ---- cells of a table
-
-
-def _us(value: float | None) -> str:
-    if value is None:
-        return NONE
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
-
-
-def _share(value: float | None) -> str:
-    return NONE if value is None else f"{value:.3f}"
-
-
-def _times(value: float | None) -> str:
-    return NONE if value is None else f"{value:.2f}"
-
-
-def _size(row: Row) -> str:
-    order = "" if row.values == "normal" else f" {row.values}"
-    return f"{row.rows:,} x {row.cols:,}{order}"
-
-
-def _name(row: Row) -> str:
-    return f"{row.op} {row.dtype} {_size(row)}"
-
-
-def _beside(row: Row, name: str) -> str:
-    """How many times as fast as a rival; or what the rival did instead."""
-    entry = row.entry(name)
-    if entry is None:
-        return NONE
-    if entry.median_us is None:
-        return "wrong" if entry.ok is False else "refuses"
-    mark = "*" if entry.clock == "do_bench" else ""
-    return _times(goals.times(row.entry("ours"), entry)) + mark
-
-
-def _time(entry: Entry | None) -> str:
-    if entry is None:
-        return NONE
-    if entry.median_us is None:
-        return "WRONG" if entry.ok is False else "none"
-    return _us(entry.median_us) + ("*" if entry.clock == "do_bench" else "")
-
-
-# ---- the tables
-
-
-def _groups(rows: Iterable[Row]) -> dict[tuple[str, str], list[Row]]:
-    found: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        found.setdefault((row.op, row.dtype), []).append(row)
-    return found
-
-
-def _rivals(rows: Iterable[Row]) -> list[str]:
-    there = {entry.name for row in rows for entry in row.entries if entry.kind == "rival"}
-    return [name for name in RIVALS if name in there]
-
-
-def _ours(rows: Iterable[Row]) -> list[str]:
-    """The lines of ours, "ours" the first."""
-    there = (entry.name for row in rows for entry in row.entries if entry.kind == "ours")
-    return list(dict.fromkeys(("ours", *there)))
-
-
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # of a terminal, in an error's text
+FIGURE = re.compile(r"\d+(\.\d+)?(e[-+]?\d+)?")
 Prices = Mapping[tuple[Cell, str], float]  # tune.prices
 
 
@@ -106,116 +38,45 @@ def cell_tables(rows: Sequence[Row], title: str = "", prices: Prices | None = No
     """Every cell, a table for each operation and type; with prices where some are known."""
     tables = []
     prices = prices or {}
-    for (op, dtype), group in _groups(rows).items():
-        rivals = _rivals(group)
+    for (op, dtype), group in benchtable.groups(rows).items():
+        rivals = benchtable.rivals(group)
         # Ours under another setting, "ours, ..." say, stands beside with its own time.
-        further = _ours(group)[1:]
+        further = benchtable.ours(group)[1:]
         paid = [prices.get((row.cell, row.values)) for row in group]
         head = ("rows x cols", "ceiling µs", "µs", "GB/s", "of ceiling", "do_bench µs")
         lines = []
-        for row, share in zip(group, paid, strict=True):
+        for row, price in zip(group, paid, strict=True):
             ours = row.entry("ours") or Entry("ours", "ours")
             gbs = NONE if ours.gbs is None else f"{ours.gbs:,.0f}"
-            line = [_size(row), _time(row.entry("ceiling")), _time(ours), gbs]
-            line += [_share(goals.of_ceiling(row)), _us(ours.do_bench_us)]
-            line += [_times(share)] if any(paid) else []
-            line += [_time(row.entry(name)) for name in further]
-            lines.append((*line, *(_beside(row, name) for name in rivals)))
+            line = [benchtable.size(row), benchtable.time(row.entry("ceiling"))]
+            line += [benchtable.time(ours), gbs]
+            line += [benchtable.share(goals.of_ceiling(row)), benchtable.us(ours.do_bench_us)]
+            line += [benchtable.times(price)] if any(paid) else []
+            line += [benchtable.time(row.entry(name)) for name in further]
+            lines.append((*line, *(benchtable.beside(row, name) for name in rivals)))
         more = ["price"] if any(paid) else []
         more += [f"{name} µs" for name in further] + [f"x {name}" for name in rivals]
-        tables.append(Table(f"{op} {dtype}{title}", (*head, *more), tuple(lines)))
+        tables.append(Table(f"{op} {dtype}{title}", (*head, *more), tuple(lines), fold=op))
     return tables
 
 
-def means_table(rows: Sequence[Row]) -> Table:
-    """Geometric means over the main cells, the goal in brackets."""
-    main = [row for row in rows if row.cell.is_main and row.values == "normal"]
-    rivals = _rivals(main)
-    lines = []
-    for (op, dtype), group in _groups(main).items():
-        wanted = goals.MEANS.get((op, goals.ITEM_BYTES[dtype]), {})
-        line = [f"{op} {dtype}", str(len(group))]
-        line.append(_share(goals.geometric_mean(map(goals.of_ceiling, group))))
-        for name in rivals:
-            mean = goals.geometric_mean(goals.times(r.entry("ours"), r.entry(name)) for r in group)
-            least = f" ({wanted[name]:g})" if name in wanted and mean is not None else ""
-            line.append(_times(mean) + least)
-        lines.append(tuple(line))
-    head = ("operation", "cells", "of ceiling", *(f"x {name} (goal)" for name in rivals))
-    return Table("Geometric means over the main cells", head, tuple(lines))
-
-
-def below_table(rows: Sequence[Row]) -> Table:
-    """The cells below their goal."""
-    found = goals.below_goal(rows)
-    lines = tuple((_name(row), _share(share), f"{wanted:g}") for row, share, wanted in found)
-    return Table("Cells below their goal", ("cell", "of ceiling", "goal"), lines)
-
-
-def _beside_line(each: Beside) -> tuple[str, ...]:
-    ours = each.row.entry(each.name)
-    spread = max(ours.spread_us if ours else 0.0, each.rival.spread_us)
-    mark = "*" if each.rival.clock == "do_bench" else ""
-    return (_name(each.row), each.rival.name, _time(ours), _us(each.rival.median_us) + mark,
-            _times(each.times), _us(spread))  # fmt: skip
-
-
-BESIDE_HEAD = ("cell", "fastest rival", "µs", "its µs", "times as fast", "spread µs")
-
-
-def slower_table(rows: Sequence[Row]) -> Table:
-    """The cells in which a rival is faster, beyond the noise."""
-    lines = tuple(_beside_line(each) for each in goals.slower(rows))
-    title = "Cells slower than the fastest rival, by more than 2 % and more than the spread"
-    return Table(title, BESIDE_HEAD, lines, text=2)
-
-
-def few_table(rows: Sequence[Row]) -> Table:
-    """Few long rows beside the fastest rival: mean and worst cell of each operation and type."""
-    lines = []
-    for (op, dtype), group in _groups(rows).items():
-        for name in _ours(group):
-            found = goals.few(group, name)
-            if not found:
-                continue
-            mean = goals.geometric_mean(each.times for each in found)
-            worst = min(found, key=lambda each: each.times)
-            late = sum(each.times * goals.FEW_ROWS_SLOWER < 1 for each in found)
-            lines.append((f"{op} {dtype}", name, str(len(found)), _times(mean), str(late),
-                          _size(worst.row), _times(worst.times)))  # fmt: skip
-    head = ("operation", "", "cells", "mean", "over 10 % slower", "worst cell", "there")
-    title = f"At most {goals.FEW_ROWS} rows of {goals.FEW_ROWS_COLS:,} columns and more: "
-    return Table(title + "times as fast as the fastest rival", head, tuple(lines), text=2)
-
-
-def accuracy_table(rows: Sequence[Row]) -> Table:
-    """Errors of the main cells beside torch's, over the size of their row."""
-    lines = []
-    for row in rows:
-        ours, torch, right = row.entry("ours"), row.entry("torch"), goals.is_as_exact(row)
-        if row.cell.is_main and ours and torch and right is not None:
-            errors = (ours.share_max, torch.share_max, ours.share_mean, torch.share_mean)
-            shown = (NONE if each is None else f"{each:.2e}" for each in errors)
-            lines.append((_name(row), *shown, "yes" if right else "NO"))
-    head = ("cell", "largest error", "torch's", "mean error", "torch's", "at most torch's + 2⁻²³")
-    return Table("Errors beside torch's, against float64", head, tuple(lines))
-
-
 def refusals_table(rows: Sequence[Row]) -> Table:
-    """What has no time, or another clock, and why; alike reasons of one contender once."""
-    counted: dict[tuple[str, str, str], list[Row]] = {}
+    """What has no time, or another clock, and why. Reasons of one contender that differ in their
+    figures alone are one line, with the figures of the first."""
+    counted: dict[tuple[str, str, str], list[tuple[Row, str]]] = {}
     for row in rows:
-        if row.why:
-            counted.setdefault((row.op, "the cell", row.why), []).append(row)
-        for entry in row.entries:
-            if entry.why:
-                counted.setdefault((row.op, entry.name, entry.why), []).append(row)
-    lines = tuple(
-        (op, name, why, f"{found[0].dtype} {_size(found[0])}", str(len(found)))
-        for (op, name, why), found in counted.items()
-    )
+        reasons = [("the cell", row.why)] + [(entry.name, entry.why) for entry in row.entries]
+        for name, why in reasons:
+            if why:
+                why = COLOUR.sub("", why)
+                counted.setdefault((row.op, name, FIGURE.sub("#", why)), []).append((row, why))
+    lines = []
+    for (op, name, _), found in counted.items():
+        first, why = found[0]
+        cell = f"{first.dtype} {benchtable.size(first)}"
+        lines.append((op, name, why, cell, str(len(found))))
     head = ("operation", "contender", "why", "first", "cells")
-    return Table("Without a time, or timed by do_bench alone", head, lines, text=4)
+    return Table("Without a time, or timed by do_bench alone", head, tuple(lines), text=4)
 
 
 def _others(parts: Sequence[Part], kind: str) -> list[Table]:
@@ -230,16 +91,26 @@ def _others(parts: Sequence[Part], kind: str) -> list[Table]:
     return [Table(*each) for values in found[-1:] for each in hostcost.tables(values)]
 
 
+def _folded(make: Callable[[Sequence[Row]], Table], rows: Sequence[Row]) -> list[Table]:
+    """A table an operation, shut."""
+    groups = benchtable.operations(rows)
+    return [replace(make(group), fold=op) for op, group in groups.items()]
+
+
 def sections(parts: Sequence[Part], is_page: bool = False) -> dict[str, list[Table]]:
     """Everything that stored parts say, by section; the verdicts last, where a terminal shows them.
 
     A page has of the small cells those with every rival alone, and no rankings of cuts: its readers
-    have the files too.
+    have the files too. What is long it keeps shut, operation by operation, under a summary.
     """
-    rows = benchfile.latest(parts)
+    rows = benchtable.ordered(benchfile.latest(parts))
     tuned = [other for part in parts for other in part.others if other["kind"] == "tuning"]
     prices = tune.prices(tuned)
     small = [r for r in rows if not r.cell.is_large and (r.cell.has_rivals or not is_page)]
+    refusals, errors = [refusals_table(rows)], [verdicts.accuracy_table(rows)]
+    if is_page:
+        refusals = _folded(refusals_table, rows)
+        errors = [verdicts.exact_table(rows), *_folded(verdicts.accuracy_table, rows)]
     found = {
         "tuning": [] if is_page else _others(parts, "tuning"),
         "host": _others(parts, "host"),
@@ -247,14 +118,18 @@ def sections(parts: Sequence[Part], is_page: bool = False) -> dict[str, list[Tab
         "errors": _others(parts, "accuracy"),
         "large": cell_tables([r for r in rows if r.cell.is_large]),
         "small": cell_tables(small, ", other cells", prices),
-        "refusals": [refusals_table(rows)],
-        "accuracy": [accuracy_table(rows)],
-        "few": [few_table(rows)],
-        "means": [means_table(rows)],
+        "refusals": refusals,
+        "accuracy": errors,
+        "few": [verdicts.few_table(rows)],
+        "means": [verdicts.means_table(rows)],
     }
     found = {name: [each for each in tables if each.rows] for name, tables in found.items()}
-    verdicts = {"below": below_table(rows), "slower": slower_table(rows)} if rows else {}
-    return found | {name: [each] for name, each in verdicts.items()}
+    if not rows:
+        return found
+    below, slower = [verdicts.below_table(rows)], [verdicts.slower_table(rows)]
+    if is_page:
+        below, slower = verdicts.below_tables(rows), verdicts.slower_tables(rows)
+    return found | {"below": below, "slower": slower}
 
 
 # ---- on a terminal
@@ -262,7 +137,7 @@ def sections(parts: Sequence[Part], is_page: bool = False) -> dict[str, list[Tab
 
 def render(parts: Sequence[Part], console: Console) -> None:
     """Print every table."""
-    for header in dict.fromkeys(map(circumstances, parts)):
+    for header in circumstances(parts):
         console.print(Text(header))
     for each in (table for tables in sections(parts).values() for table in tables):
         console.print()
@@ -282,11 +157,31 @@ def render(parts: Sequence[Part], console: Console) -> None:
     console.print(Text("x RIVAL: times as fast. *: no graph held it; by do_bench, both.", "dim"))
 
 
-def circumstances(part: Part) -> str:
-    """What a result must state: card, driver, versions, commit, date, clock."""
-    h = part.header
-    said = [h.device, f"driver {h.machine.get('driver_version') or 'unknown'}"]
-    said += [f"{name} {v}" for name, v in h.versions.items() if name in ("torch", "triton") and v]
-    said += [f"{name} {v}" for name, v in h.rivals.items() if name in ("quack", "liger") and v]
-    said.append(f"commit {h.versions.get('commit') or 'unknown'}")
-    return f"{', '.join(said)}; {h.date}. {h.clock}."
+def _rivals_said(part: Part) -> str:
+    versions = part.header.rivals.items()
+    return "".join(f", {name} {v}" for name, v in versions if name in ("quack", "liger") and v)
+
+
+def circumstances(parts: Iterable[Part]) -> list[str]:
+    """What a result must state: card, driver, versions, commit, date, clock; a line for the runs
+    that differ in date alone, or in that some asked for no rival that others name."""
+    found: dict[tuple[str, str], list[Part]] = {}
+    for part in parts:
+        h = part.header
+        said = [h.device, f"driver {h.machine.get('driver_version') or 'unknown'}"]
+        versions = h.versions.items()
+        said += [f"{name} {v}" for name, v in versions if name in ("torch", "triton") and v]
+        rest = f", commit {h.versions.get('commit') or 'unknown'}; {{}}. {h.clock}."
+        found.setdefault((", ".join(said), rest), []).append(part)
+    lines = []
+    for (first, rest), alike in found.items():
+        named = sorted({_rivals_said(part) for part in alike} - {""}) or [""]
+        for rivals in named:
+            mine = [p for p in alike if _rivals_said(p) in ("", rivals)]
+            lines.append(first + rivals + rest.format(_dates(mine)))
+    return lines
+
+
+def _dates(parts: Sequence[Part]) -> str:
+    dates = sorted({part.header.date for part in parts})
+    return dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"

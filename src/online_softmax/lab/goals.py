@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from online_softmax.lab.benchfile import Entry, Row
 from online_softmax.lab.grid import ITEM_BYTES, Cell
+from online_softmax.plan import VECTOR_BYTES
 
 CLUSTER_BYTES = (
     16 * 227 * 2**10
@@ -35,6 +36,9 @@ MEANS: dict[tuple[str, int], dict[str, float]] = {
 NOISE = 1.02  # slower than this times the fastest rival, and by more than the spread: slower
 FEW_ROWS, FEW_ROWS_COLS = 16, 32000  # at most, at least
 EXACT = 2**-23  # an error may be torch's and this more, both of the size of their row
+LONG_COLS = 131072  # rows of more columns are long
+RAGGED, LONG, REST = "Ragged columns", f"Rows of more than {LONG_COLS:,} columns", "The rest"
+KINDS = (RAGGED, LONG, REST)  # of cells that fall short
 FEW_ROWS_SLOWER = 1.10  # the most that one cell of few rows may take beside the fastest rival
 
 
@@ -56,6 +60,17 @@ def goal(cell: Cell) -> float | None:
     if is_backward:
         return None
     return FORWARD_ON_CHIP if cell.cols * item <= CLUSTER_BYTES else FORWARD_PAST
+
+
+def kind(cell: Cell) -> str:
+    """What a cell is that falls short. Ragged: rows do not all begin on 16-byte boundaries.
+
+    >>> kind(Cell("softmax", "bfloat16", 2670, 50257)), kind(Cell("softmax", "float32", 1024, 1000))
+    ('Ragged columns', 'The rest')
+    """
+    if cell.cols * ITEM_BYTES[cell.dtype] % VECTOR_BYTES:
+        return RAGGED
+    return LONG if cell.cols > LONG_COLS else REST
 
 
 def times(ours: Entry | None, other: Entry | None) -> float | None:

@@ -7,6 +7,7 @@ them belongs to this file. `--check` writes nothing and fails if anything would 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import re
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 from online_softmax.catalogue import KERNELS
 from online_softmax.lab import benchfile, benchpage
 from online_softmax.lab.benchfile import Part
+from online_softmax.lab.benchtable import Table
 from online_softmax.lab.results import Result, Run, read
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -25,6 +27,7 @@ README = ROOT / "README.md"
 PERFORMANCE = ROOT / "docs" / "performance.md"
 LESSONS = ROOT / "docs" / "lessons"
 PICTURE = ROOT / "docs" / "ladder.png"
+DRAWN = ("softmax", "log_softmax", "softmax_backward", "log_softmax_backward")
 MAIN = ("float32", 32768, 4096)  # the cell of README's table and picture
 ACCURACY = ROOT / "docs" / "accuracy.md"
 SECTIONS = ("means", "below", "slower", "few", "host", "fusion", "accuracy", "large", "small",
@@ -32,6 +35,7 @@ SECTIONS = ("means", "below", "slower", "few", "host", "fusion", "accuracy", "la
 NOTHING = "No results are stored yet."
 NO_TABLE = "The stored results have none."
 NO_CELL = "None."
+FOLD = "<details>\n<summary>{}</summary>\n\n{}\n\n</details>"
 MARKERS = "<!-- {0}:begin -->\n{1}\n<!-- {0}:end -->"
 
 
@@ -204,19 +208,28 @@ def errors(text: str, parts: list[Part]) -> str:
     return _drawn(text, ("errors",), parts, benchpage.sections(parts, is_page=True))
 
 
+def _shown(tables: Sequence[Table]) -> str:
+    """Tables one after another, those that fold shut under their name."""
+    drawn = []
+    for fold, alike in itertools.groupby(tables, key=lambda each: each.fold):
+        group = list(alike)
+        bodies = [
+            (f"**{each.title}**\n\n" if len(group) > 1 else "")
+            + (table(each.head, map(_escaped, each.rows), each.text) if each.rows else NO_CELL)
+            for each in group
+        ]
+        body = "\n\n".join(bodies)
+        drawn.append(FOLD.format(fold, body) if fold else body)
+    return "\n\n".join(drawn)
+
+
 def _drawn(
-    text: str, names: Sequence[str], parts: list[Part], found: dict[str, list[benchpage.Table]]
+    text: str, names: Sequence[str], parts: list[Part], found: dict[str, list[Table]]
 ) -> str:
-    said = list(dict.fromkeys(map(benchpage.circumstances, parts)))
+    said = benchpage.circumstances(parts)
     bodies = {"circumstances": "\n".join(f"- {each}" for each in said) or NOTHING}
     for name in names:
-        tables = found.get(name, [])
-        drawn = [
-            (f"**{each.title}**\n\n" if len(tables) > 1 else "")
-            + (table(each.head, map(_escaped, each.rows), each.text) if each.rows else NO_CELL)
-            for each in tables
-        ]
-        bodies[name] = "\n\n".join(drawn) or (NO_TABLE if parts else NOTHING)
+        bodies[name] = _shown(found.get(name, [])) or (NO_TABLE if parts else NOTHING)
     for name, body in bodies.items():
         text = replaced(text, name, body)
     return text
@@ -269,10 +282,15 @@ def main(arguments: list[str] | None = None) -> int:
             path.write_text(documents(runs)[path], encoding="utf-8")
             sys.stdout.write(f"{name} written\n")
     if not options.check:
-        from online_softmax.lab import plot
+        from online_softmax.lab import benchplot, plot
 
         plot.draw(next(run for run in runs if cell(run) == MAIN), PICTURE)
-        sys.stdout.write(f"{PICTURE.relative_to(ROOT)} drawn\n")
+        rows = benchfile.latest(stored_bench())
+        paths = {op: ROOT / "docs" / f"performance-{op}.png" for op in DRAWN}
+        for op, path in paths.items():
+            benchplot.draw(rows, op, path)
+        for path in (PICTURE, *paths.values()):
+            sys.stdout.write(f"{path.relative_to(ROOT)} drawn\n")
     return 1 if stale and options.check else 0
 
 
