@@ -118,6 +118,35 @@ def test_a_process_that_dies_takes_its_neighbours_alone():
     assert [why.rsplit(": ")[-1] for why in done.refused] == ["a process died"] * 3
 
 
+def test_a_pool_that_is_found_dead_is_replaced():
+    """With a task on its way, which then fails; and with none."""
+
+    class Dead(ThreadPoolExecutor):
+        pools, alive = 0, (1, 0)
+
+        def __init__(self, count: int) -> None:
+            super().__init__(count)
+            self.pool = Dead.pools
+            self.left = (*Dead.alive, 99)[self.pool]  # tasks that it takes
+            Dead.pools += 1
+
+        def submit(self, function, *arguments):
+            self.left -= 1
+            if self.left < 0:
+                raise BrokenProcessPool("killed")
+            future: Future = Future()
+            if self.pool == 0:
+                future.set_exception(BrokenProcessPool("killed"))
+            else:
+                future.set_result(function(*arguments))
+            return future
+
+    todo = [Task("quack", cell=Cell("softmax", "float32", 1, 1000 + n)) for n in range(4)]
+    done = prepare.prepare(todo, 2, make_pool=Dead, one=lambda task: "")
+    assert Dead.pools == 3
+    assert (done.compiled, done.left, len(done.refused)) == (3, 0, 1)
+
+
 def test_a_rival_is_called_on_the_cell_s_shape(monkeypatch: pytest.MonkeyPatch):
     seen: list[list[tuple[int, ...]]] = []
 

@@ -129,6 +129,38 @@ def test_a_row_keeps_its_bits(op: str, kernel: str) -> None:
     assert torch.equal(result(values[:1]), want[:1])
 
 
+def placed(values: Tensor, position: int) -> Tensor:
+    """A copy that begins so many elements past a 16-byte boundary."""
+    base = torch.empty(values.numel() + 16, dtype=values.dtype)
+    first = -base.data_ptr() % 16 // values.itemsize + position
+    return base[first : first + values.numel()].view(values.shape).copy_(values)
+
+
+@needs_compiler
+@pytest.mark.parametrize("op", ["softmax", "softmax_backward"])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_tensor_may_begin_anywhere_beside_any_other(op: str, kernel: str) -> None:
+    """x and y, or dy, y and dx, at every position in 16 bytes: as `out` and views of rows may lie.
+    One row for several too: each begins where the tensor begins."""
+    dtype, cols = torch.bfloat16, 203
+    row = rows_of(kernel, op, cols, dtype)
+    assert row is not None
+    x, y = matrix(2, cols, dtype, 0, 0), matrix(2, cols, dtype, 0, 0).softmax(-1)
+    repeated = placed(x[:1], 1).expand(5, -1)
+    results = []
+    for of_x, of_result in itertools.product(range(8), range(8)):
+        for given in (placed(x, of_x), repeated):
+            out = placed(torch.full((len(given), cols), 7.0, dtype=dtype), of_result)
+            if op in BACKWARD:
+                o = placed(y[:1].expand(5, -1) if given is repeated else y, (of_x + 3) % 8)
+                run(row_launch.backward(op, given, o, out, 1.0, False, row, streams=False))
+            else:
+                run(row_launch.forward(op, given, out, 1.0, False, row, streams=False))
+            results.append(out)
+    assert all(torch.equal(each, results[0]) for each in results[::2])
+    assert all(torch.equal(each, results[0][:1].expand(5, -1)) for each in results[1::2])
+
+
 @needs_compiler
 @pytest.mark.parametrize("op", BACKWARD)
 def test_landed_and_registers_give_the_same_bits(op: str) -> None:

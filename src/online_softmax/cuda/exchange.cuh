@@ -5,8 +5,6 @@
 #pragma once
 #include "fold.cuh"
 
-constexpr int MAX_CLUSTER = 16;  // blocks; more than 8 are opt-in on the GPUs that have them
-
 #ifndef ONLINE_SOFTMAX_HOST
 __device__ __forceinline__ uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));

@@ -42,6 +42,7 @@ __device__ __forceinline__ void load_anywhere(const T* at, const T* begin, const
 // N values of neighbouring positions.
 template <int N, typename T>
 __device__ __forceinline__ void load_positions(const T* at, int64_t stride, float (&values)[N]) {
+  static_assert(N % Vector<T>::N == 0, "whole words: T is no narrower than x's type");
   if (stride == 1 && reinterpret_cast<uint64_t>(at) % VECTOR_BYTES == 0) {
 #pragma unroll
     for (int i = 0; i < N; i += Vector<T>::N) {

@@ -1,5 +1,7 @@
-// Memory: the three element types, one element or 16 bytes at a time, tails and alignment. Arithmetic is float.
-// Every instruction that only a GPU has stands here, in online.cuh or in fold.cuh, with its host twin beside it.
+// Memory: the three element types, one element or 16 bytes at a time, tails and alignment.
+// Arithmetic is float.
+// Every instruction that only a GPU has stands here, in online.cuh, fold.cuh, words.cuh or
+// exchange.cuh, with its host twin beside it.
 #pragma once
 
 #ifdef ONLINE_SOFTMAX_HOST
@@ -185,8 +187,8 @@ __device__ __forceinline__ void store(T* y, float value) {
 // ---- one vector of 16 bytes
 
 // Whether every vector of a row lies on a 16-byte boundary and wholly inside the row, so that one
-// access moves it. Other rows are moved element by element: the same elements by the same thread,
-// so the bits of a result never depend on where a row starts.
+// access moves it. The ladder moves other rows element by element: the same elements by the same
+// thread, so the bits of a result never depend on where a row starts. (Row kernels: share.cuh.)
 template <typename T>
 __device__ __forceinline__ bool is_whole(const T* row, int64_t cols) {
   return reinterpret_cast<uint64_t>(row) % VECTOR_BYTES == 0 && cols % Vector<T>::N == 0;

@@ -115,7 +115,7 @@ __device__ __forceinline__ void merge_thread_rows(State* shared, State (&s)[WIDT
 template <typename X, typename Y, int WIDTH, int HELD, typename Emit>
 __global__ void __launch_bounds__(512, HELD > 0 && WIDTH == 1 ? 2 : 0) outer_rows(
     const X* __restrict__ x,  // (outer, cols, inner), contiguous
-    Y* __restrict__ y,        // the same
+    Y* __restrict__ y,        // the same; or x itself: only who wrote an element had to read it
     int64_t positions,        // outer x inner
     int64_t cols, int64_t inner, float scale, int64_t zero_empty,
     int64_t ty) {  // thread rows, a power of two; blockDim.x / ty threads along positions

@@ -73,9 +73,8 @@ __global__ void __launch_bounds__(512, VECTORS > 4 || (VECTORS == 4 && !WHOLE) ?
   X* dx_row = dx + row * cols;
   Share<X, VECTORS, GROUP, WHOLE> dy_share, y_share;
   const auto held = y_share.of(at.first, last, WHOLE ? 0 : position_of(dx_row));
-  const auto dy_source =
-      fetch_global<STREAM>(dy_share, held, dy + row * dy_row_stride,
-                           Span(dy, rows, cols, dy_row_stride), at.first, 0.0f);
+  const auto dy_source = fetch_global<STREAM>(dy_share, held, dy + row * dy_row_stride,
+                                              Span(dy, rows, cols, dy_row_stride), at.first, 0.0f);
   const auto y_source =
       fetch_global<STREAM>(y_share, held, y + row * cols, Span(y, rows, cols, cols), at.first,
                            Backward::y_past_the_end());

@@ -193,7 +193,8 @@ __device__ __forceinline__ void emit_share(const S& share, const typename S::At&
     for (int i = 0; i < N; ++i) x[i] = emit(x[i]);
   };
   write_share<STREAM, S>(
-      at, y_row + first * N - at.begin, [&](int v, float (&x)[N]) { values(pick(share.words, v), x); },
+      at, y_row + first * N - at.begin,
+      [&](int v, float (&x)[N]) { values(pick(share.words, v), x); },
       [&](int a) { return value(share.after[a]); });
 }
 

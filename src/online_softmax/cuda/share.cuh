@@ -68,7 +68,8 @@ struct Span {
         end(reinterpret_cast<uint64_t>(x + (rows - 1) * row_stride + cols)) {}
 };
 
-// Where a share comes from. Element e is number offset + e of the words; offset - begin, `shift`, is 0 unless the row lies otherwise than the one that is written.
+// Where a share comes from. Element e is number offset + e of the words; offset - begin, `shift`, is 0
+// unless the row lies otherwise than the one that is written.
 template <typename At, typename T>
 struct Source {
   static constexpr int N = Vector<T>::N;
@@ -97,15 +98,17 @@ struct Source {
 
 // ---- loading
 
-// What words did not give: elements at the ends of a matrix.
+// What words did not give: elements at the ends of a matrix. At its beginning these may be in two words,
+// where the row lies nearer to a boundary than the one that is written: source word 1 cannot be read
+// then, and gives to both.
 template <typename S, typename From>
 __device__ __forceinline__ void mend_ends(S& share, const typename S::At& at, const From& source,
                                           float fill) {
   constexpr int N = S::N, GROUP = S::GROUP;
   const int lane = S::lane(), last = at.end / N, beyond = source.shift ? 1 : 0;
 #pragma unroll 1
-  for (int edge = 0; edge < 3; ++edge) {
-    const int k = edge == 0 ? 0 : last - 2 + edge;
+  for (int edge = 0; edge < 4; ++edge) {
+    const int k = edge < 2 ? edge : last - 3 + edge;
     const bool is_given = k >= source.from && k + beyond < source.to;
     if (k < 0 || k >= S::At::WORDS || k % GROUP != lane || !at.in_word(k) || is_given) continue;
     const uint4 word = load_elements(source.share + k * N - at.begin, at.from(k), at.to(k), fill);

@@ -81,12 +81,11 @@ __global__ void __launch_bounds__(512)
   const Part<VECTORS> at(parts);
   Share<X, VECTORS, WARP, WHOLE> dy_share, y_share;
   const auto held = y_share.of(at.first, cols, WHOLE ? 0 : position_of(y + at.row * cols));
-  const auto dy_source =
-      fetch_global<false>(dy_share, held, dy + at.row * dy_row_stride,
-                       Span(dy, rows, cols, dy_row_stride), at.first, 0.0f);
+  const auto dy_source = fetch_global<false>(dy_share, held, dy + at.row * dy_row_stride,
+                                             Span(dy, rows, cols, dy_row_stride), at.first, 0.0f);
   const auto y_source =
       fetch_global<false>(y_share, held, y + at.row * cols, Span(y, rows, cols, cols), at.first,
-                       Backward::y_past_the_end());
+                          Backward::y_past_the_end());
   settle_share<false>(dy_share, held, dy_source, 0.0f);
   settle_share<false>(y_share, held, y_source, Backward::y_past_the_end());
   const State s = fold_gradient<Backward>(dy_share, y_share, held, zero_empty != 0);
@@ -107,12 +106,11 @@ __global__ void __launch_bounds__(512)
   X* dx_row = dx + at.row * cols;
   Share<X, VECTORS, WARP, WHOLE> dy_share, y_share;
   const auto held = y_share.of(at.first, cols, WHOLE ? 0 : position_of(dx_row));
-  const auto dy_source =
-      fetch_global<true>(dy_share, held, dy + at.row * dy_row_stride,
-                       Span(dy, rows, cols, dy_row_stride), at.first, 0.0f);
+  const auto dy_source = fetch_global<true>(dy_share, held, dy + at.row * dy_row_stride,
+                                            Span(dy, rows, cols, dy_row_stride), at.first, 0.0f);
   const auto y_source =
       fetch_global<true>(y_share, held, y + at.row * cols, Span(y, rows, cols, cols), at.first,
-                       Backward::y_past_the_end());
+                         Backward::y_past_the_end());
   const State* of_row = states + at.row * parts;
   const State mine = add_parts(parts, [&](int64_t i) { return of_row[i]; });
   const State s = {block_fold_of_warps<Maximum>(mine.m), block_fold_of_warps<Sum>(mine.d)};

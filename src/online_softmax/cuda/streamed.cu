@@ -196,8 +196,7 @@ __global__ void __launch_bounds__(512, 1)
   auto fetch = [&] {
     if (ahead.row >= rows) return;
     const auto part = held(ahead);
-    ring.part(ahead.stage, 0)
-        .fetch(dy + ahead.row * dy_row_stride, dy_span, first(ahead), part);
+    ring.part(ahead.stage, 0).fetch(dy + ahead.row * dy_row_stride, dy_span, first(ahead), part);
     ring.part(ahead.stage, 1).fetch(y + ahead.row * cols, y_span, first(ahead), part);
     walk.advance(ahead);
   };

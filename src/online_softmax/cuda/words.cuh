@@ -177,7 +177,8 @@ __device__ __forceinline__ uint4 load_elements(const T* x, int from, int to, flo
 
 // ---- a group's words, moved to another alignment
 
-// Words of one alignment become words of another, `bytes` further on. `next`: the word after the last.
+// Words of one alignment become words of another, `bytes` further on. `next`: the word after the
+// last.
 template <int W, bool HALVES, int GROUP, int VECTORS>
 __device__ __forceinline__ void realign_by(uint4 (&words)[VECTORS], const uint4& next,
                                            uint32_t bits) {

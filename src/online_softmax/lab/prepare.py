@@ -190,8 +190,14 @@ def prepare(
                 break
             # Two tasks a process: none waits, and few have begun when the seconds are over.
             while waiting and len(running) < 2 * count:
-                task = waiting.pop()
-                running[executor.submit(one, task)] = task
+                try:
+                    running[executor.submit(one, waiting[-1])] = waiting[-1]
+                except BrokenProcessPool:  # since the last look: what runs will say so
+                    if running:
+                        break
+                    executor = make_pool(count)
+                else:
+                    waiting.pop()
             found, _ = wait(running, min(left, 5.0), return_when="FIRST_COMPLETED")
             for each in found:
                 task = running.pop(each)
