@@ -100,8 +100,12 @@ def operand(tokens: list[str], opens: str, closes: str) -> list[str]:
 
 # ---- imports point down
 
-LEVELS = {"arches": 0, "plan": 1, "ring": 1.5, "rowplan": 2, "jit": 3}
+LEVELS = {"arches": 0, "plan": 1, "rowtables": 1, "ring": 1.5, "rowplan": 2, "outerplan": 2}
 LEVELS |= {
+    "rowsweep": 2.5,
+    "rowchoice": 2.5,
+    "invariance": 3,
+    "jit": 3,
     "cuda": 4,
     "triton": 4,
     "reference": 4,

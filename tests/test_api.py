@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -209,7 +210,7 @@ def test_other_devices_take_the_reference() -> None:
 
 
 def test_explain() -> None:
-    assert explain(1, 1_048_576).startswith("split: 256 parts in all are few")
+    assert explain(1, 1_048_576).startswith("split: 128 parts in all are few")
     assert "of the ladder's rungs, v5_split_row: 1 row cannot fill" in explain(1, 1_048_576)
     assert "nobody has measured sm_80" in explain(64, 64, "bfloat16", "sm_80")
     assert explain(64, 64, "float64").startswith("reference")
@@ -228,6 +229,20 @@ def test_explain() -> None:
     named = {line.split("not ")[1].split(":")[0] for line in lines if line.startswith("  not ")}
     ours = {k.name for k in KERNELS.values() if k.backend in ("cuda", "triton")}
     assert named == ours - {"registers"}
+
+
+@pytest.mark.skipif(
+    bool(catalogue.lacks("cuda") or catalogue.lacks("triton")),
+    reason="explain says what is missing instead",
+)
+def test_the_pages_show_what_explain_says() -> None:
+    said, root = explain(1, 1_048_576), Path(__file__).resolve().parents[1]
+    assert said in (root / "docs" / "api.md").read_text(encoding="utf-8")
+    lines = (root / "README.md").read_text(encoding="utf-8").splitlines()
+    begin = lines.index("$ online-softmax explain 1 1048576") + 1
+    shown = [line for line in lines[begin : lines.index("```", begin)] if line != "  ..."]
+    assert len(shown) > 5
+    assert set(shown) <= set(said.splitlines())
 
 
 def test_state_is_public() -> None:

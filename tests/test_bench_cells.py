@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 import time
-import types
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,6 @@ from online_softmax.lab.benchfile import Log
 from online_softmax.lab.benchrun import Outlet
 from online_softmax.lab.contenders import Contender, Refusal
 from online_softmax.lab.grid import Cell
-from online_softmax.lab.inputs import BadInput
 
 CELL = Cell("softmax", "float32", 5, 40)
 BACKWARD = Cell("softmax_backward", "bfloat16", 5, 40)
@@ -229,73 +226,3 @@ def test_a_backward_gets_a_forward_s_result():
     assert (dy.dtype, dx.shape) == (torch.bfloat16, y.shape)
     logs = opbench.buffers(Cell("log_softmax_backward", "float32", 5, 40), setting()).sets[0][1]
     assert logs.exp().sum(-1).sub(1).abs().max() < 1e-5
-
-
-# ---- the contenders
-
-
-@pytest.mark.parametrize("op", grid.OPS)
-def test_torch_is_right(op: str):
-    cell = Cell(op, "float32", 5, 40)
-    found = contenders.contenders(op, False, ("torch", "quack"))
-    assert [line.name for line in found] == ["ceiling", "ours", "torch"]
-    row = opbench.measure(cell, [lines(op)[0], found[2]], setting())
-    assert row.entry("torch").ok, row.entry("torch").why
-
-
-@pytest.mark.parametrize("op", grid.OPS)
-@pytest.mark.parametrize("dtype", grid.DTYPES)
-def test_ours_is_right(op: str, dtype: str):
-    found = contenders.contenders(op, True, ("torch",))
-    row = opbench.measure(Cell(op, dtype, 5, 40), [lines(op)[0], found[1]], setting())
-    assert row.entry("ours").ok, row.entry("ours").why
-
-
-@pytest.mark.parametrize("op", grid.OPS)
-def test_ours_fills_the_set_or_returns(op: str):
-    """No matrix of its own is counted in the memory that a cell takes, and none is made."""
-    tensors = opbench.buffers(Cell(op, "float32", 5, 40), setting()).sets[0]
-    made = contenders._ours(op)(*tensors)
-    ours = contenders.contenders(op, True, ())[1]
-    assert not ours.allocates
-    assert made is tensors[-1] or op == "logsumexp"
-
-
-def test_how_quack_and_liger_are_called(monkeypatch: pytest.MonkeyPatch):
-    for name in ("quack", "liger_kernel", "liger_kernel.ops"):
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    quack, liger = types.ModuleType("quack.softmax"), types.ModuleType("liger_kernel.ops.softmax")
-    utils = types.ModuleType("liger_kernel.ops.utils")
-    quack.softmax_fwd, quack.softmax_bwd = returned("softmax"), returned("softmax_backward")
-    liger._softmax_forward = lambda x: (returned("softmax")(x), 64, 4, False)
-    utils.calculate_settings = lambda cols: (64, 4)
-
-    def backward(dy, y, block, warps, is_multi):
-        assert (block, warps, is_multi) == (64, 4, False)
-        return returned("softmax_backward")(dy, y)
-
-    liger._softmax_backward = backward
-    for module in (quack, liger, utils):
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    for cell in (CELL, BACKWARD):
-        found = contenders.contenders(cell.op, True, ("torch", "quack", "liger"))
-        row = opbench.measure(cell, [lines(cell.op)[0], *found[3:]], setting())
-        assert [(e.name, e.ok) for e in row.entries[1:]] == [("quack", True), ("liger", True)], row
-
-
-def returned(op: str):
-    return lambda *inputs: returning(op)(*inputs, inputs[0])
-
-
-def test_what_rivals_lack_is_a_sentence():
-    for op in ("log_softmax", "logsumexp", "log_softmax_backward"):
-        for name in ("quack", "liger"):
-            with pytest.raises(Refusal, match=f"{name} has no {op}"):
-                contenders.RIVALS[name](op)
-
-
-def test_rivals_by_name():
-    assert contenders.rivals("") == ("torch",)
-    assert contenders.rivals("liger, torch") == ("torch", "liger")
-    with pytest.raises(BadInput, match="--against cudnn"):
-        contenders.rivals("torch,cudnn")

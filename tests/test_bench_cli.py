@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from bench_kit import HEADER, lines, returning, setting, wrong
 from online_softmax.lab import benchcli, benchclock, benchfile, cli, contenders, hostcost
+from online_softmax.lab.grid import Cell
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 CELLS = ("--cells", "3x40,2x64")
@@ -42,8 +43,8 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     """A GPU that is the CPU with a clock that says what it is told; ours may be replaced."""
     given: dict[str, object] = {"ours": None}
 
-    def found(op: str, has_rivals: bool, rivals: tuple[str, ...]):
-        return lines(op, given["ours"], torch=returning(op))
+    def found(cell: Cell, rivals: tuple[str, ...]):
+        return lines(cell.op, given["ours"], torch=returning(cell.op))
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     us = {"ceiling": 90.0, "ours": 100.0, "torch": 200.0}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
+from dataclasses import replace
 
 import pytest
 import torch
@@ -201,7 +202,7 @@ def test_clocks_are_those_of_the_gpu_in_use(monkeypatch: pytest.MonkeyPatch, kno
 @pytest.mark.parametrize("op", grid.OPS)
 def test_a_cell_on_the_gpu(op: str):
     cell = Cell(op, "bfloat16", 64, 1000)
-    found = contenders.contenders(op, True, ("torch", "compile"))
+    found = contenders.contenders(replace(cell, cols=grid.RIVAL_COLS[0]), ("torch", "compile"))
     row = opbench.measure(cell, found, benchclock.gpu_setting())
     assert row.is_right, row
     for name in ("ceiling", "torch", "compile"):

@@ -37,6 +37,18 @@ def test_few_rows_stay_in_the_l2_and_take_another_kernel():
     assert "true" in big[1]
 
 
+def test_few_rows_take_what_runs_with_batch_invariance_and_without():
+    cells = [Cell("softmax", "bfloat16", rows, 32000) for rows in (4, 64)]
+    (one, other, _), (alone, _) = (prepare.kernels(cell, ARCH) for cell in cells)
+    assert [symbol.split(", ")[2] for _, symbol in (one, other, alone)] == ["8", "4", "8"]
+    compiled = row_launch.instances(ARCH, (32000,), (torch.bfloat16,))  # of large matrices
+    assert {(file, name.replace("false, E", "true, E")) for file, name in (one, other)} <= {
+        *compiled
+    }
+    split = prepare.kernels(Cell("softmax", "float32", 1, 1048576), ARCH)
+    assert [file for file, _ in split] == ["split.cu", "split.cu", "ceilings.cu"]
+
+
 def test_tasks_are_each_once_and_torch_has_none():
     cells = [BIG, BIG, FEW, Cell("softmax", "bfloat16", 8, 1024)]
     todo = prepare.tasks(cells, RIVALS, ARCH)

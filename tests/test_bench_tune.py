@@ -95,6 +95,18 @@ def test_the_variants_of_a_row(op: str):
     assert planned.numbers["vectors"] == wanted.vectors
 
 
+@pytest.mark.parametrize("op", rowplan.OPERATIONS)
+def test_what_runs_few_rows_is_among_the_variants(op: str):
+    """The same shares over more blocks, which many rows would not take."""
+    problem = Problem(4, 32768, "bfloat16")
+    found = tune.variants(op, problem)
+    assert len({each.name for each in found}) == len(found)
+    (planned,) = [each for each in found if each.is_planned]
+    many = rowplan.numbers(op, problem.cols, problem.dtype, problem.arch)
+    assert planned.numbers["cluster"] == 16 > many.cluster
+    assert planned.numbers["vectors"] == many.vectors
+
+
 @pytest.mark.parametrize(("rows", "planned"), [(64, "streamed"), (1, "split")])
 def test_long_rows_are_streamed_in_parts_of_several_sizes(rows: int, planned: str):
     """And split has each of these cuts: one of the two is what is planned for so many rows."""
@@ -108,7 +120,7 @@ def test_long_rows_are_streamed_in_parts_of_several_sizes(rows: int, planned: st
         }
         for kernel in ("streamed", "split")
     }
-    assert {block * vectors * 16 for block, vectors in sizes["streamed"]} == {8192, 16384, 32768}
+    assert {block * vectors * 16 for block, vectors in sizes["streamed"]} == {16384, 32768, 65536}
     assert {block for block, _ in sizes["streamed"]} == {256, 512}
     assert sizes["streamed"] == sizes["split"]
 

@@ -1,16 +1,28 @@
-"""docs/choosing.md: its tables of cuts are what the planner answers at both sides of each step."""
+"""docs/choosing.md: its tables of cuts are what the planner answers, from each step to the next."""
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
 
-from online_softmax import rowplan
+from online_softmax import rowchoice, rowplan
+from online_softmax.plan import Problem
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "choosing.md"
-HEADINGS = {"softmax, log_softmax": rowplan.FORWARD, "their backwards": rowplan.BACKWARD,
+HEADINGS = {"softmax, log_softmax": rowplan.FORWARD, "softmax": ("softmax",),
+            "log_softmax": ("log_softmax",), "their backwards": rowplan.BACKWARD,
             "logsumexp": ("logsumexp",)}  # fmt: skip
+KINDS = {
+    "columns, float32": (["float32"], False),
+    "columns, 16 bits": (["float16", "bfloat16"], False),
+    "ragged columns, float32": (["float32"], True),
+    "ragged columns, 16 bits": (["float16", "bfloat16"], True),
+}
+SAMPLES = 48  # of a step
+PAST = 2**24  # columns: more than any step
+WHOLE = 8  # columns that are whole vectors in any type
 
 
 def tables() -> list[list[list[str]]]:
@@ -20,55 +32,101 @@ def tables() -> list[list[list[str]]]:
         if not line.startswith("|"):
             found.append([])
         elif not set(line) <= set("|-: "):
-            found[-1].append([cell.strip().strip("`") for cell in line.strip("|").split("|")])
+            cells = (cell.strip().replace("`", "") for cell in line.strip("|").split("|"))
+            found[-1].append(list(cells))
     return [table for table in found if table]
 
 
-def named(row: rowplan.Row) -> str:
-    """A cut as the page calls it."""
+def named(rows: list[rowplan.Row]) -> str:
+    """Cuts of one step as the page calls them: the most blocks that a row of them has."""
+    who = " and ".join(sorted({_kind(each) for each in rows}))
+    if who not in ("a block or more", "landed"):
+        return who
+    counts = [each.cluster for each in rows]
+    blocks = f"{max(counts)} blocks" if max(counts) > 1 else "a block"
+    blocks = blocks if min(counts) == max(counts) else f"up to {blocks}"
+    return f"landed, {blocks}" if who == "landed" else blocks
+
+
+def _kind(row: rowplan.Row) -> str:
     if row.kernel != "registers":
         return row.kernel
-    if row.lanes:
-        return "a warp" if row.lanes == rowplan.WARP else "several rows a warp"
-    return f"{row.cluster} blocks" if row.cluster > 1 else "a block"
+    if not row.lanes:
+        return "a block or more"
+    return "a warp" if row.lanes == rowplan.WARP else "several rows a warp"
 
 
-def agree(op: str, dtype: str, arch: str, steps: list[tuple[str, str]]) -> None:
-    """steps: ("128" or "more", name of the cut) by growing columns."""
+def sampled(least: int, most: int, is_ragged: bool) -> list[int]:
+    """Columns from least to most, both ends of their kind among them: those that fill their last
+    vector, or (ragged) odd ones. Each step ends with whole vectors."""
+    if is_ragged:
+        most -= 1
+    found = {least + (most - least) * n // SAMPLES for n in range(SAMPLES + 1)}
+    return sorted({cols | 1 if is_ragged else -(-cols // WHOLE) * WHOLE for cols in found})
+
+
+def agree(op: str, dtype: str, arch: str, steps: list[tuple[str, str]], is_ragged: bool) -> None:
+    """steps: ("128" or "more", name of the cuts) by growing columns."""
     least = 1
     for most, name in steps:
-        last = 2**24 if most == "more" else int(most.replace(",", ""))
-        for cols in (least, last):
-            planned = named(rowplan.numbers(op, cols, dtype, arch))
-            assert planned == name, f"{op} {dtype} {arch}: {cols} columns"
+        last = PAST if most == "more" else int(most.replace(",", ""))
+        several = sampled(least, last, is_ragged)
+        planned = named([rowplan.numbers(op, cols, dtype, arch) for cols in several])
+        assert planned == name, f"{op} {dtype} {arch}: {least} to {last} columns"
         least = last + 1
     assert steps[-1][0] == "more"
 
 
 @pytest.mark.parametrize("arch", rowplan.CLUSTER_ARCHES)
-@pytest.mark.parametrize(
-    ("heading", "dtypes"),
-    [("columns, float32", ["float32"]), ("columns, 16 bits", ["float16", "bfloat16"])],
-)
-def test_the_cuts_with_clusters(heading: str, dtypes: list[str], arch: str) -> None:
+@pytest.mark.parametrize("heading", KINDS)
+def test_the_cuts_with_clusters(heading: str, arch: str) -> None:
     (table,) = [each for each in tables() if each[0][0] == heading]
     head, *lines = table
-    assert set(head[1::2]) == set(HEADINGS)
+    assert sorted(op for each in head[1::2] for op in HEADINGS[each]) == sorted(rowplan.OPERATIONS)
+    dtypes, is_ragged = KINDS[heading]
     for place in range(1, len(head), 2):
         steps = [(line[place - 1].removeprefix("to "), line[place]) for line in lines]
         for op in HEADINGS[head[place]]:
             for dtype in dtypes:
-                agree(op, dtype, arch, [step for step in steps if step[0]])
+                agree(op, dtype, arch, [step for step in steps if step[0]], is_ragged)
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_86", "sm_89", "sm_120"])
 def test_the_cuts_elsewhere(arch: str) -> None:
     (table,) = [each for each in tables() if each[0][0].startswith("to so many columns")]
     head, *lines = table
-    assert set(head[1:]) == set(HEADINGS)
+    assert sorted(op for each in head[1:] for op in HEADINGS[each]) == sorted(rowplan.OPERATIONS)
     for place, heading in enumerate(head[1:], 1):
         for half, dtypes in enumerate((["float32"], ["float16", "bfloat16"])):
             steps = [(line[place].split(" / ")[-1 if half else 0], line[0]) for line in lines]
             for op in HEADINGS[heading]:
                 for dtype in dtypes:
-                    agree(op, dtype, arch, steps)
+                    for is_ragged in (False, True):
+                        agree(op, dtype, arch, steps, is_ragged)
+
+
+def test_the_cuts_without_batch_invariance() -> None:
+    """The page's steps are the only ones, up to its number of rows, in the types that it names."""
+    (table,) = [each for each in tables() if each[0][0] == "at most 16 rows, 16 bits"]
+    steps = [(int(line[0].removeprefix("to ").replace(",", "")), line[1]) for line in table[1:]]
+    for op in rowplan.OPERATIONS:
+        for dtype, arch in itertools.product(rowplan.ITEM_BYTES, ("sm_80", "sm_90a", "sm_100a")):
+            has = op in rowplan.FORWARD and dtype != "float32" and arch != "sm_80"
+            least = 1
+            for last, name in [*steps, (PAST, "as planned")]:
+                for cols in sampled(least, last, False):
+                    found = rowchoice.few(op, Problem(16, cols, dtype, arch=arch))
+                    says = f"{found.cluster} blocks, {found.vectors} vectors" if found else None
+                    assert says == (name if has and name != "as planned" else None), (op, cols)
+                    for rows, gap in ((17, 0), (16, 1)):
+                        problem = Problem(rows, cols - gap, dtype, arch=arch)
+                        assert rowchoice.few(op, problem) is None
+                least = last + 1
+
+
+def test_a_step_is_seen_where_it_is_wrong() -> None:
+    steps = [("384", "several rows a warp"), ("512", "a warp"), ("more", "a block")]
+    with pytest.raises(AssertionError, match="513 to"):
+        agree("softmax", "bfloat16", "sm_80", steps, False)
+    with pytest.raises(AssertionError, match="1 to 392"):
+        agree("softmax", "bfloat16", "sm_90a", [("392", "several rows a warp"), *steps[1:]], False)

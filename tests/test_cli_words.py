@@ -61,7 +61,7 @@ def test_trace_in_one_block():
 
 
 def test_explain():
-    assert run("explain", 4096, 4096).startswith("registers: a cluster of 2 blocks a row")
+    assert run("explain", 4096, 4096).startswith("registers: a block a row, 256 threads")
     page = run("explain", 32, 1048576, "--dtype", "bf16", "--arch", "90")
     assert page.startswith("streamed: ")
     assert "of the ladder's rungs, v5_split_row: " in page

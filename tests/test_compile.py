@@ -14,6 +14,7 @@ from online_softmax.catalogue import FLOATS, KERNELS
 from online_softmax.cuda import outer_launch, row_launch
 from online_softmax.cuda.launch import LADDER, RUNG, instances
 from online_softmax.plan import ARCHES, Problem
+from online_softmax.rowplan import CLUSTER_ARCHES
 
 # NVRTC 13.5 keeps a few bytes of the fullest v3 in local memory on sm_120, at the cap of 64
 # registers that 1,024 threads allow; NVRTC 13.0 none. Nobody has measured that card.
@@ -40,7 +41,7 @@ def test_cuda(name: str, arch: str) -> None:
 @pytest.mark.parametrize("arch", KERNELS["safe"].arches)
 def test_the_rows(arch: str) -> None:
     """All that is planned in float32 and one 16-bit type on the measured architecture, fewer widths
-    on the others. Whole rows stay in registers; at other alignments the fullest shares do not."""
+    on the others. Whole rows stay in registers; at other alignments all but a few words do."""
     measured = arch == "sm_90a"
     widths = row_launch.WIDTHS if measured else row_launch.WIDTHS[3::9]
     found = row_launch.instances(arch, widths, (torch.float32, torch.bfloat16))
@@ -48,7 +49,8 @@ def test_the_rows(arch: str) -> None:
     for file, symbol in found:
         taken = jit.resources(file, symbol, arch)
         # sm_75 has no maximum of two 16-bit floats: its fullest shares spill.
-        allowed = 1024 if arch == "sm_75" else 192 if "false" in symbol else 16
+        spare = 40 if arch in CLUSTER_ARCHES and "false" in symbol else 16
+        allowed = 1024 if arch == "sm_75" else spare
         assert taken.stack_bytes <= allowed, f"{symbol} for {arch}: {taken}"
         assert taken.registers <= 128, f"{symbol} for {arch} leaves no room for 512 threads"
 

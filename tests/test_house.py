@@ -86,10 +86,13 @@ def test_an_upward_import_is_seen():
 def test_imports_point_down():
     paths = [(path.relative_to(PACKAGE).as_posix(), path) for path in PACKAGE.rglob("*.py")]
     assert {path: wrong for path, p in paths if (wrong := upward(path, p.read_text()))} == {}
-    for file in ("arches.py", "plan.py"):  # decisions need the standard library alone
-        names = set(imported((PACKAGE / file).read_text()))
-        outside = {name for name in names if name.split(".")[0] not in sys.stdlib_module_names}
-        assert outside <= {f"online_softmax.arches.{n}" for n in ("ARCHES", "DEFAULT_ARCH", "Arch")}
+    decisions = ("arches", "plan", "ring", "rowtables", "rowplan", "outerplan")
+    decisions += ("rowchoice", "rowsweep")
+    for file in decisions:  # the standard library alone, and each other
+        for name in imported((PACKAGE / f"{file}.py").read_text()):
+            top, _, rest = name.partition(".")
+            if top not in sys.stdlib_module_names:
+                assert (top, rest.split(".")[0] in decisions) == ("online_softmax", True), name
 
 
 def test_importing_the_package_needs_torch_alone():
@@ -127,10 +130,10 @@ assert online_softmax.jit.Unavailable.__module__ == "online_softmax.jit_compile"
 print(json.dumps(new))
 """
 OWN = """
-    __init__ api arches arguments catalogue cuda.__init__ cuda.launch explanation library.__init__
-    library.calculus library.eager library.operations library.override library.private
-    library.routes library.traced nn plan reference.__init__ reference.online reference.ops ring
-    rowcalls rowkernels rowops rowplan
+    __init__ api arches arguments catalogue cuda.__init__ cuda.launch explanation invariance
+    library.__init__ library.calculus library.eager library.operations library.override
+    library.private library.routes library.traced nn plan reference.__init__ reference.online
+    reference.ops ring rowcalls rowchoice rowkernels rowops rowplan rowtables
 """
 
 
@@ -179,7 +182,7 @@ def test_registration_stands_in_library():
 
 def test_thresholds_stand_in_plan():
     found = hits(thresholds_py, ".py") | hits(thresholds_c, *C_SUFFIXES)
-    assert elsewhere(found, "plan.py", "rowplan.py", "lab/") == {}
+    assert elsewhere(found, "plan.py", "rowtables.py", "outerplan.py", "lab/") == {}
 
 
 def test_device_code_knows_no_framework():
@@ -244,9 +247,12 @@ def test_documents_are_what_the_generator_writes():
         "",
         ".api",
         ".explanation",
+        ".invariance",
         ".library.override",
         ".nn",
         ".plan",
+        ".rowplan",
+        ".rowchoice",
         ".reference.online",
         ".reference.ops",
         ".lab.trace",

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from online_softmax import rowkernels, rowplan
+from online_softmax import rowkernels, rowplan, rowsweep
 from online_softmax.cuda import host, outer_launch, row_launch
 from online_softmax.plan import Problem
 from online_softmax.rowplan import BACKWARD, OPERATIONS, Row
@@ -221,7 +221,7 @@ def test_every_width_has_numbers_that_hold_it(arch: str, dtype: str) -> None:
             assert row.block <= rowplan.MAX_ROW_BLOCK
             assert row.cluster == 1 or rowplan.has_clusters(arch)
             assert row.why
-            assert rowplan.sweep(op, cols, dtype, arch)[0] == row
+            assert rowsweep.sweep(op, cols, dtype, arch)[0] == row
             if row.kernel != "split":
                 assert cols <= rowplan.most_cols(row.kernel, op, dtype, arch)
             assert cols < 10**7 or row.kernel == "split"

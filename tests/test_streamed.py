@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from online_softmax import catalogue, jit, ring, rowkernels, rowplan
+from online_softmax import catalogue, jit, ring, rowchoice, rowkernels, rowplan, rowsweep
 from online_softmax.arches import ARCHES
 from online_softmax.cuda import host, row_launch
 from online_softmax.cuda.launch import Launch, run
@@ -123,7 +123,7 @@ def test_planned_cuts_give_one_row_the_same_bits(op: str) -> None:
     row = rowplan.numbers(op, cols, "float32", ARCH)
     assert row.kernel == "streamed"
     given = inputs_of(op, matrix(1, cols, torch.float32, 1, 0))
-    want = ran(op, given, rowplan.mechanism(row, op, Problem(1, cols)))
+    want = ran(op, given, rowchoice.mechanism(row, op, Problem(1, cols)))
     assert torch.equal(ran(op, given, row), want)
 
 
@@ -206,7 +206,7 @@ def test_a_lag_lets_all_parts_of_a_row_be_posted() -> None:
 @EACH
 def test_rings_fit_a_multiprocessor(op: str, arch: str) -> None:
     facts, tensors = ARCHES[arch], 2 if op in BACKWARD else 1
-    found = rowplan.sweep(op, 524_288, "float32", arch)
+    found = rowsweep.sweep(op, 524_288, "float32", arch)
     cuts = [row for row in found if row.kernel == "streamed"]
     assert len(cuts) >= 3
     for row in cuts:
@@ -228,13 +228,13 @@ def test_the_number_of_rows_decides_between_streamed_and_split_alone() -> None:
     cols = 1_048_576
     row = rowplan.numbers("softmax", cols, "float32", ARCH)
     assert row.kernel == "streamed"
-    few = rowplan.mechanism(row, "softmax", Problem(1, cols))
+    few = rowchoice.mechanism(row, "softmax", Problem(1, cols))
     assert few.kernel == "split"
     assert replace(few, kernel="streamed", why="") == replace(row, why="")
-    assert rowplan.mechanism(row, "softmax", Problem(64, cols)) == row
-    assert rowplan.mechanism(row, "softmax", Problem(64, cols, sm_count=20)).kernel == "split"
+    assert rowchoice.mechanism(row, "softmax", Problem(64, cols)) == row
+    assert rowchoice.mechanism(row, "softmax", Problem(64, cols, sm_count=20)).kernel == "split"
     shorter = rowplan.numbers("softmax", 4096, "float32", ARCH)
-    assert rowplan.mechanism(shorter, "softmax", Problem(1, 4096)) == shorter
+    assert rowchoice.mechanism(shorter, "softmax", Problem(1, 4096)) == shorter
     assert catalogue.choose(Problem(1, cols))[0].name == "split"
     assert catalogue.choose(Problem(64, cols))[0].name in ("streamed", "triton_online")
     x = torch.empty(64, cols, device="meta")

@@ -12,6 +12,7 @@ from online_softmax import nn
 from online_softmax.api import log_softmax, logsumexp, softmax
 from online_softmax.catalogue import KERNELS
 from online_softmax.explanation import explain
+from online_softmax.invariance import batch_invariant
 from online_softmax.library import override_torch
 from online_softmax.reference.online import State
 
@@ -19,6 +20,7 @@ __version__ = "0.1.0"
 __all__ = [
     "KERNELS",
     "State",
+    "batch_invariant",
     "explain",
     "log_softmax",
     "logsumexp",

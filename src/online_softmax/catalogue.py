@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from online_softmax import plan, rowplan
+from online_softmax import invariance, plan, rowchoice, rowplan
 from online_softmax.arches import Arch
 from online_softmax.plan import Numbers, Problem
 
@@ -228,10 +228,8 @@ def choose(problem: Problem) -> tuple[Kernel, str]:
     """
     name, why = plan.choose(problem)
     if name in plan.RUNGS:  # a kernel of ours: what ships in place of the rung that teaches it
-        p = problem
-        row = rowplan.numbers("softmax", p.cols, p.dtype, p.arch)
-        row = rowplan.mechanism(row, "softmax", p)
-        if not rowplan.reasons(row.kernel, "softmax", p):
+        row = rowchoice.chosen("softmax", problem, invariance.setting.is_on)
+        if not rowplan.reasons(row.kernel, "softmax", problem):
             name, why = row.kernel, row.why
     missing = lacks(KERNELS[name].backend)
     if missing is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 
-from online_softmax import catalogue, plan, rowplan
+from online_softmax import catalogue, invariance, plan, rowchoice, rowplan
 from online_softmax.catalogue import DTYPES, KERNELS
 from online_softmax.plan import Problem
 
@@ -24,7 +24,7 @@ def explain(rows: int, cols: int, dtype: str = "float32", arch: str = plan.DEFAU
         ValueError: an unknown type or architecture, or a negative size.
 
     >>> print(explain(1, 1_048_576).splitlines()[0])
-    split: 256 parts in all are few for 132 multiprocessors: parts of rows, two kernels
+    split: 128 parts in all are few for 132 multiprocessors: parts of rows, two kernels
     """
     if arch not in plan.ARCHES:
         raise ValueError(f"explain(): no facts about {arch!r}; known are {', '.join(plan.ARCHES)}")
@@ -47,6 +47,8 @@ def explain(rows: int, cols: int, dtype: str = "float32", arch: str = plan.DEFAU
     rung, why = plan.choose(problem)
     if rung in plan.RUNGS:
         lines.append(f"  of the ladder's rungs, {rung}: {why}")
+    if kernel.is_row_kernel and (line := _few(problem)):
+        lines.append(f"  {line}")
     if not problem.facts.measured:
         lines.append(f"  nobody has measured {arch} yet: chosen from its datasheet facts")
     for other in KERNELS.values():
@@ -58,3 +60,14 @@ def explain(rows: int, cols: int, dtype: str = "float32", arch: str = plan.DEFAU
         note = missing or (refusals[0] if refusals else against)
         lines.append(f"  not {other.name}: {note}")
     return "\n".join(lines)
+
+
+def _few(problem: Problem) -> str:
+    """What the other setting of batch invariance would do, where that is something else."""
+    cut = rowchoice.few("softmax", problem)
+    if cut is None:
+        return ""
+    if invariance.setting.is_on:
+        shape = f"{cut.cluster} blocks a row, {cut.block} threads of {cut.vectors} vectors"
+        return f"with batch_invariant(False): {shape}; other bits"
+    return f"with batch_invariant(True): {rowchoice.chosen('softmax', problem).why}"

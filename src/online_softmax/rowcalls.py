@@ -1,9 +1,9 @@
 """Row kernels started again: a call like one before, of which only the addresses are new.
 
-What a call launches follows from its options and from each tensor's type, shape, strides, device
-and 16-byte phase. rowkernels works it out and hands it here; once it has come twice, the next call
-alike takes memory for its result and starts the launch. Nothing is decided here: what is not known
-goes the whole way.
+What a call launches follows from its options, from each tensor's type, shape, strides, device and
+16-byte phase, and from whether batch invariance is on. rowkernels works it out and hands it here;
+once it has come twice, the next call alike takes memory for its result and starts the launch.
+Nothing is decided here: what is not known goes the whole way.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from online_softmax import invariance
 from online_softmax.cuda.launch import Launch
 from online_softmax.plan import VECTOR_BYTES
 
@@ -23,6 +24,7 @@ PHASE = VECTOR_BYTES - 1  # the bits of an address that decide how a kernel load
 Options = tuple[Hashable, ...]  # all that decides a launch beside the tensors
 _once: set[Hashable] = set()  # calls that came once: shapes that never come again cost no more
 _is_cuda = attrgetter("is_cuda")
+_setting = invariance.setting
 _kept: dict[Hashable, Any] = {}  # jit's memory of launches, from the first that is kept on
 
 # What Inductor's own code allocates by: half of what torch.empty_strided takes on the host. It
@@ -49,7 +51,7 @@ def again(
     try:  # the name that _name gives, made here for the time of a call
         address = x.data_ptr()
         name: Hashable
-        name = op, options, x.device, x.dtype, x.shape, x.stride(), address & PHASE
+        name = op, options, _setting.is_on, x.device, x.dtype, x.shape, x.stride(), address & PHASE
         if dy is not None:
             dy_address = dy.data_ptr()
             name = name, dy.device, dy.dtype, dy.shape, dy.stride(), dy_address & PHASE
@@ -82,7 +84,8 @@ def again(
 
 def _name(op: str, options: Options, x: Tensor, dy: Tensor | None) -> Hashable:
     """All that the launch of a call follows from but its result's phase."""
-    name = op, options, x.device, x.dtype, x.shape, x.stride(), x.data_ptr() & PHASE
+    phase = x.data_ptr() & PHASE
+    name = op, options, _setting.is_on, x.device, x.dtype, x.shape, x.stride(), phase
     if dy is None:
         return name
     return name, dy.device, dy.dtype, dy.shape, dy.stride(), dy.data_ptr() & PHASE

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from online_softmax import catalogue, rowcalls, rowplan
+from online_softmax import catalogue, invariance, rowcalls, rowchoice, rowplan
 from online_softmax.cuda.launch import Launch
 from online_softmax.plan import Problem
 from online_softmax.reference.ops import FP8, beside, result_dtype
@@ -60,10 +60,7 @@ def numbers(op: str, matrix: Tensor, kernel: str = "") -> Row:
         ValueError: the kernel cannot run this.
     """
     if not kernel:
-        name = catalogue.dtype_name(matrix.dtype)
-        row = rowplan.numbers(op, matrix.shape[1], name, catalogue.arch_of(matrix))
-        if row.kernel == "streamed":
-            row = rowplan.mechanism(row, op, _problem(matrix))
+        row = rowchoice.chosen(op, _problem(matrix), invariance.setting.is_on)
         if matrix.shape[0] * row.cluster * row.parts <= rowplan.MAX_GRID:
             return row
         kernel = row.kernel

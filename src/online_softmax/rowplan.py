@@ -1,14 +1,14 @@
 """What ships for each row operation: kernel, launch numbers and the reason. plan.py's sister file.
 
 Pure Python, standard library only. The cut of a row follows from its operation, columns, type and
-the architecture, never from the number of rows: a row has the same bits in any batch. The numbers
-stand in rowtables.py; for architectures that were not measured they follow from facts.
+the architecture, never from the number of rows: a row has the same bits in any batch, unless that
+is given up; rowchoice.py has what asks for that number. The numbers stand in rowtables.py; for
+architectures that were not measured they follow from facts.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 from dataclasses import dataclass, replace
 
 from online_softmax import ring
@@ -20,6 +20,7 @@ from online_softmax.rowtables import (
     GROUP_BLOCK,
     LANDED_MOST,
     LANDED_VECTORS,
+    LONG,
     MAX_ROW_BLOCK,
     RAGGED,
     RAGGED_LANDED,
@@ -27,7 +28,6 @@ from online_softmax.rowtables import (
     SPLIT_VECTORS,
     SPLIT_WARPS,
     STREAMED_CUT,
-    STREAMED_ITEMS,
     STREAMED_LEAST,
     STREAMED_MOST,
     Cut,
@@ -40,7 +40,6 @@ OPERATIONS = (*FORWARD, *BACKWARD, "logsumexp")
 ELEMENTWISE = ("logsumexp_backward",)  # on x as it lies: no cut of rows, no record
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 CLUSTER_ARCHES = ("sm_90a", "sm_100a")  # clusters of up to 16 blocks, bulk copies
-LONG = 16384  # vectors: longer rows take all the blocks that their cut allows
 
 IDEAS = {
     "registers": "the row in registers of a few lanes, a block or a cluster: one read, one write",
@@ -76,7 +75,7 @@ def vectors_a_row(cols: int, item_bytes: int) -> int:
     return max(ceil_div(cols * item_bytes, VECTOR_BYTES), 1)
 
 
-def _block(row: int, vectors: int, cluster: int) -> int:
+def block_of(row: int, vectors: int, cluster: int) -> int:
     """The fewest whole warps that hold a row."""
     return ceil_div(row, vectors * cluster * WARP) * WARP
 
@@ -87,7 +86,7 @@ def fit(row: int, most: int, vectors: int, cluster: int, keeps: int = 32) -> tup
     The fewest warps, those counted too that find no room on a multiprocessor that keeps `keeps` of
     them; then about as many a block as `most` would have.
     """
-    warps, usual = ceil_div(row, vectors * WARP), _block(most, vectors, cluster) // WARP
+    warps, usual = ceil_div(row, vectors * WARP), block_of(most, vectors, cluster) // WARP
     choices = []
     for a_block in range(1, min(2 * usual, MAX_ROW_BLOCK // WARP) + 1):
         blocks = ceil_div(warps, a_block)
@@ -100,7 +99,7 @@ def fit(row: int, most: int, vectors: int, cluster: int, keeps: int = 32) -> tup
     return ceil_div(row, in_all * WARP), a_block * WARP, blocks
 
 
-def _keeps(op: str, item: int, vectors: int) -> int:
+def warps_kept(op: str, item: int, vectors: int) -> int:
     """Warps that a multiprocessor keeps: of 64 registers a thread, or of 128."""
     small = 4 if op in BACKWARD else 8 if item == 2 or op == "logsumexp" else 6
     return 32 if vectors <= small else 16
@@ -116,11 +115,11 @@ def numbers(op: str, cols: int, dtype: str, arch: str) -> Row:
     """The kernel and launch numbers of an operation on rows of `cols` elements.
 
     >>> numbers("softmax", 4096, "bfloat16", "sm_90a").block
-    128
+    96
     >>> numbers("softmax", 4_194_304, "float32", "sm_90a").kernel
     'streamed'
     """
-    item, kind = ITEM_BYTES[dtype], _kind(op)
+    item, kind = ITEM_BYTES[dtype], kind_of(op)
     row = vectors_a_row(cols, item)
     for most, vectors in SHARED[kind, item]:
         if row <= most:
@@ -141,12 +140,13 @@ def numbers(op: str, cols: int, dtype: str, arch: str) -> Row:
     return split(row, f"{cols} columns are past what one read holds: parts of a row, two kernels")
 
 
-def _kind(op: str) -> str:
+def kind_of(op: str) -> str:
+    """The tables that an operation has: forward, backward or logsumexp."""
     return "forward" if op in FORWARD else "backward" if op in BACKWARD else op
 
 
 def _in_registers(op: str, item: int, row: int, cut: Cut) -> Row:
-    vectors, block, cluster = fit(row, *cut, _keeps(op, item, cut[1]))
+    vectors, block, cluster = fit(row, *cut, warps_kept(op, item, cut[1]))
     blocks = f"a cluster of {cluster} blocks" if cluster > 1 else "a block"
     why = f"{blocks} a row, {block} threads of {vectors} vectors: one read, one write"
     return Row("registers", vectors, 0, block, cluster, why=why)
@@ -172,36 +172,13 @@ def split(row: int, why: str) -> Row:
 
 def streamed(row: int, op: str, cut: tuple[int, int] | None = None) -> Row:
     """Blocks that stay and take parts of rows in turn; cut: threads, vectors a thread."""
-    block, vectors = cut or STREAMED_CUT[_kind(op)]
+    block, vectors = cut or STREAMED_CUT[kind_of(op)]
     parts = ceil_div(row, block * vectors)
     why = f"{parts} parts a row wait in shared memory for its state: one read, one write"
     return Row("streamed", vectors, 0, block, parts=parts, why=why)
 
 
-def mechanism(row: Row, op: str, problem: Problem) -> Row:
-    """What runs a planned cut: the only answer that asks for the number of rows, and no bit of a
-    row follows from it. `streamed` and `split` give a row of the same parts the same bits; so do
-    `landed` and `registers` with the same vectors, few warps in many blocks and many in few."""
-    sms = problem.multiprocessors
-    if row.kernel == "landed" and problem.rows * row.cluster <= sms:
-        row = replace(row, kernel="registers", why="no second row that could land meanwhile")
-    if row.kernel == "registers" and row.cluster > 1:
-        warps = row.block * row.cluster // WARP
-        for blocks in (16, 8, 4):
-            if row.cluster < blocks <= warps and problem.rows * blocks <= sms:
-                why = f"few rows: the warps of each over {blocks} blocks"
-                return replace(row, block=ceil_div(warps, blocks) * WARP, cluster=blocks, why=why)
-    if row.kernel != "streamed":
-        return row
-    items = problem.rows * row.parts
-    refusals = reasons("streamed", op, problem)
-    if items >= STREAMED_ITEMS * sms and not refusals:
-        return row
-    why = f"{items} parts in all are few for {sms} multiprocessors: parts of rows, two kernels"
-    return replace(row, kernel="split", why=refusals[0] if refusals else why)
-
-
-def _most_streamed(row: Row, op: str, arch: str, multiprocessors: int = 0) -> int:
+def most_streamed(row: Row, op: str, arch: str, multiprocessors: int = 0) -> int:
     """Vectors of the longest row that streamed holds by the cut of `row`; logsumexp lands none."""
     if op == "logsumexp" or not has_clusters(arch):
         return 0
@@ -212,9 +189,9 @@ def _most_streamed(row: Row, op: str, arch: str, multiprocessors: int = 0) -> in
 
 def _cuts(op: str, item: int, arch: str, ragged: bool) -> Cuts:
     if not has_clusters(arch):
-        return ALONE[_kind(op)]
+        return ALONE[kind_of(op)]
     cuts = RAGGED if ragged else CUTS
-    return cuts[op, item] if (op, item) in cuts else cuts[_kind(op), item]
+    return cuts[op, item] if (op, item) in cuts else cuts[kind_of(op), item]
 
 
 def forced(kernel: str, op: str, cols: int, dtype: str, arch: str) -> Row:
@@ -231,18 +208,18 @@ def forced(kernel: str, op: str, cols: int, dtype: str, arch: str) -> Row:
         item = ITEM_BYTES[dtype]
         widest = next(each for each in _cuts(op, item, arch, False) if row <= each[0])
         return replace(_in_registers(op, item, row, widest), why="asked for")
-    vectors = LANDED_VECTORS[_kind(op)]
-    cluster = next(c for c in (1, 2, 4, 8, 16) if _block(row, vectors, c) <= MAX_ROW_BLOCK)
-    return Row("landed", vectors, 0, _block(row, vectors, cluster), cluster, why="asked for")
+    vectors = LANDED_VECTORS[kind_of(op)]
+    cluster = next(c for c in (1, 2, 4, 8, 16) if block_of(row, vectors, c) <= MAX_ROW_BLOCK)
+    return Row("landed", vectors, 0, block_of(row, vectors, cluster), cluster, why="asked for")
 
 
 def most_cols(kernel: str, op: str, dtype: str, arch: str, multiprocessors: int = 0) -> int:
     """The columns that a kernel other than split can hold (multiprocessors 0: as the card has)."""
     vectors = _cuts(op, ITEM_BYTES[dtype], arch, False)[-1][0]
     if kernel == "streamed":
-        vectors = _most_streamed(streamed(1, op), op, arch, multiprocessors)
+        vectors = most_streamed(streamed(1, op), op, arch, multiprocessors)
     if kernel == "landed":
-        vectors = LANDED_MOST[_kind(op)]
+        vectors = LANDED_MOST[kind_of(op)]
     return vectors * (VECTOR_BYTES // ITEM_BYTES[dtype])
 
 
@@ -269,35 +246,6 @@ def reasons(kernel: str, op: str, problem: Problem) -> list[str]:
     if kernel not in NEEDS and blocks * row.parts > MAX_GRID:
         return [f"{kernel} would need {blocks * row.parts} blocks, more than a grid's {MAX_GRID}"]
     return []
-
-
-def sweep(op: str, cols: int, dtype: str, arch: str) -> list[Row]:
-    """What a tuning run should try on rows of `cols` elements, the planned numbers first."""
-    found = [numbers(op, cols, dtype, arch)]
-    item, clusters = ITEM_BYTES[dtype], has_clusters(arch)
-    row = vectors_a_row(cols, item)
-    blocks_a_row = (1, 2, 4, 8, 16) if clusters else (1,)
-    most = 8 if op in BACKWARD else 16
-    for vectors in (v for v in (1, 2, 4, 6, 8, 12, 16) if v <= most):
-        for lanes in (1, 2, 4, 8, 16, 32):
-            if row <= vectors * lanes < 2 * row + lanes and vectors <= most // 2:
-                found.append(Row("registers", vectors, lanes, GROUP_BLOCK))
-        for cluster in blocks_a_row:
-            block = _block(row, vectors, cluster)
-            if block <= MAX_ROW_BLOCK and (cluster == 1 or block * vectors >= WARP * most):
-                width, block, blocks = fit(row, row, vectors, cluster, _keeps(op, item, vectors))
-                found.append(Row("registers", width, 0, block, blocks))
-                if clusters and vectors >= most // 2 and op != "logsumexp" and row >= 1024:
-                    found.append(Row("landed", vectors, 0, block, cluster))
-    found.append(split(row, ""))
-    for part, block in itertools.product((1024, 2048, 4096), (256, 512)):  # 16, 32, 64 KB
-        each = streamed(row, op, (block, part // block))
-        if 8192 <= row <= _most_streamed(each, op, arch) and each.vectors <= most // 2:
-            found += [each, replace(each, kernel="split", why="")]
-    kept: dict[Row, Row] = {}  # the first of those that differ in more than the reason
-    for each in found:
-        kept.setdefault(replace(each, why=""), each)
-    return list(kept.values())
 
 
 def leaves_l2(total_bytes: int, l2_bytes: int) -> bool:

@@ -45,6 +45,14 @@ RAGGED: dict[tuple[str, int], Cuts] = {
 }
 # Ragged rows past their table land: a lane has 8 vectors of both tensors, a block about 8 warps.
 RAGGED_LANDED: Cuts = ((2048, 8, 1), (4096, 8, 2), (8192, 8, 4), (16384, 8, 8), (65536, 8, 16))
+# For `batch_invariant(False)`: at most FEW_ROWS rows, not ragged, with other bits than the planned
+# cut gives; (more than, most, vectors, cluster). Measured at 1 and 16 rows of bfloat16 softmax.
+FEW_ROWS = 16
+FEW: dict[tuple[str, int], tuple[tuple[int, int, int, int], ...]] = {
+    ("forward", 2): (
+        (2048, 4096, 4, 8), (4096, 8192, 4, 16), (8192, 16384, 4, 16), (16384, 32768, 4, 16),
+    ),
+}  # fmt: skip
 # Without clusters: blocks of up to 512 threads, from facts.
 ALONE: dict[str, Cuts] = {
     "forward": ((128, 2, 1), (1024, 4, 1), (4096, 8, 1), (8192, 16, 1)),
@@ -64,6 +72,7 @@ STREAMED_CUT = {"forward": (256, 8), "backward": (256, 4)}
 STREAMED_ITEMS = 4  # parts a multiprocessor in all: with fewer, split's two launches end sooner
 GROUP_BLOCK = 128  # threads a block where a row has a warp or less: small blocks end soonest
 SPLIT_VECTORS, SPLIT_WARPS = 4, 8  # about 16 KB a part: enough blocks from a few rows on
+LONG = 16384  # vectors: longer rows take all the blocks that their cut allows
 MAX_ROW_BLOCK = 512  # threads: 128 registers each
 LANDED_MOST = {"forward": 131072, "backward": 65536}  # vectors: 16 blocks of 512 threads, full
 LANDED_VECTORS = {"forward": 16, "backward": 8}

@@ -7,6 +7,7 @@ bfloat16; a forward may write float32 from a 16-bit input.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from online_softmax import ring, rowplan
+from online_softmax import ring, rowchoice, rowplan
 from online_softmax.arches import ARCHES, DEFAULT_ARCH, Arch
 from online_softmax.cuda.launch import C_TYPE, Launch
-from online_softmax.plan import VECTOR_BYTES, WARP, ceil_div
+from online_softmax.plan import VECTOR_BYTES, WARP, Problem, ceil_div
 from online_softmax.rowplan import Row
 
 FILE = {name: f"{name}.cu" for name in ("landed", "streamed", "split")} | {"registers": "rows.cu"}
@@ -207,25 +208,29 @@ def instances(
     dtypes: Sequence[torch.dtype] = tuple(C_TYPE),
 ) -> list[tuple[str, str]]:
     """Every (file, symbol) that the planner launches on an architecture for rows of these widths,
-    whole or not, and what `landed` would: what a compile run compiles."""
-    found: list[tuple[str, str]] = []
+    whole or not, ragged ones of a column less, and what `landed` would: what a compile run
+    compiles."""
+    found: dict[tuple[str, str], None] = {}
     for dtype in dtypes:
         name = str(dtype).removeprefix("torch.")
-        for cols in widths:
-            for gap in (0, 1):  # whole rows, and others
-                x = torch.empty((2, cols + gap), dtype=dtype, device="meta")[:, gap:]
-                for op in rowplan.OPERATIONS:
-                    row = rowplan.numbers(op, cols, name, arch)
-                    cuts = [row]
-                    if row.kernel == "streamed":  # few rows go to split; landed goes by name alone
-                        cuts.append(replace(row, kernel="split"))
-                        if cols <= rowplan.most_cols("landed", op, name, arch):
-                            cuts.append(rowplan.forced("landed", op, cols, name, arch))
-                    for launch in (each for cut in cuts for each in _examples(op, x, cut)):
-                        key = (launch.file, launch.symbol)
-                        if key not in found:
-                            found.append(key)
-    return found
+        # Whole rows; the same off a 16-byte boundary; and ragged ones.
+        for cols, (start, gap) in itertools.product(widths, ((0, 0), (1, 0), (0, 1))):
+            cols -= gap
+            x = torch.empty((2, cols + start), dtype=dtype, device="meta")[:, start:]
+            for op in rowplan.OPERATIONS:
+                row = rowplan.numbers(op, cols, name, arch)
+                cuts = [row]
+                if row.kernel == "streamed":  # few rows go to split; landed goes by name
+                    cuts.append(replace(row, kernel="split"))
+                    if cols <= rowplan.most_cols("landed", op, name, arch):
+                        cuts.append(rowplan.forced("landed", op, cols, name, arch))
+                if row.kernel == "landed":
+                    cuts.append(replace(row, kernel="registers"))
+                if few := rowchoice.few(op, Problem(2, cols, name, arch=arch)):
+                    cuts.append(few)
+                for launch in (each for cut in cuts for each in _examples(op, x, cut)):
+                    found[launch.file, launch.symbol] = None
+    return list(found)
 
 
 def _examples(op: str, x: Tensor, row: Row) -> list[Launch]:

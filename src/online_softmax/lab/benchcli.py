@@ -217,7 +217,7 @@ def _run(asked: Asked, setting: Setting, log: Log, header: Header, is_tuning: bo
     begun = time.perf_counter()
 
     def make(cell: Cell) -> list[Contender]:
-        return contenders.contenders(cell.op, cell.has_rivals, asked.rivals)
+        return contenders.contenders(cell, asked.rivals)
 
     with benchshow.progress() as progress:
         emit = benchshow.emit if asked.as_json else None

@@ -34,7 +34,7 @@ def list_cells(cells: Sequence[Cell], rivals: tuple[str, ...], as_json: bool) ->
     for cell in cells:
         sets, _ = bench.set_count(cell.ideal_bytes, l2_bytes)
         names = rivals if cell.has_rivals else rivals[:1]
-        found = contenders.contenders(cell.op, cell.has_rivals, rivals)
+        found = contenders.contenders(cell, rivals)
         memory = cell.memory_bytes(sets, sum(line.allocates for line in found))
         lines.append({**asdict(cell), "rivals": names, "moves": cell.ideal_bytes, "takes": memory})
     if as_json:

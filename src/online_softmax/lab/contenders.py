@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module, metadata
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from online_softmax import rowops
+from online_softmax import batch_invariant, jit, rowchoice, rowops
 from online_softmax.lab import ceilings
 from online_softmax.lab.bench import Call
+from online_softmax.lab.grid import Cell
 from online_softmax.lab.inputs import BadInput
+from online_softmax.plan import DEFAULT_ARCH, Problem
 
 
 class Refusal(Exception):  # noqa: N818 a state of a contender, told in its row
@@ -74,9 +77,29 @@ def _ours(op: str) -> Call:
     return calls[op]
 
 
-# Further lines of ours, under another setting, go here by a name of their own ("ours, any batch"):
-# each is judged and timed as ours is, and has a column.
-OURS: dict[str, Callable[[str], Call]] = {"ours": _ours}
+def _ours_not_invariant(op: str) -> Call:
+    """The same with `batch_invariant(False)`, as each call sets it."""
+    call = _ours(op)
+
+    def under_the_setting(*tensors: Tensor) -> Any:
+        with batch_invariant(False):
+            return call(*tensors)
+
+    return under_the_setting
+
+
+# Lines of ours, each under a setting of its own: judged and timed alike, with a column each.
+OURS: dict[str, Callable[[str], Call]] = {
+    "ours": _ours,
+    "ours, not batch invariant": _ours_not_invariant,
+}
+
+
+def _ours_in(cell: Cell) -> list[str]:
+    """The lines of ours that a cell has: the second where it runs another cut."""
+    arch = jit.device_arch() if torch.cuda.is_available() else DEFAULT_ARCH
+    problem = Problem(cell.rows, cell.cols, cell.dtype, arch=arch)
+    return list(OURS) if rowchoice.few(cell.op, problem) else ["ours"]
 
 
 # ---- rivals
@@ -171,13 +194,13 @@ def rivals(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(("torch", *named)))
 
 
-def contenders(op: str, has_rivals: bool, rivals: tuple[str, ...]) -> list[Contender]:
+def contenders(cell: Cell, rivals: tuple[str, ...]) -> list[Contender]:
     """The lines of a cell, the ceiling first."""
 
     def line(kind: str, name: str, make: Callable[[str], Call]) -> Contender:
-        return Contender(name, kind, lambda: make(op))
+        return Contender(name, kind, lambda: make(cell.op))
 
     lines = [line("ceiling", "ceiling", CEILING.__getitem__)]
-    lines += [line("ours", name, make) for name, make in OURS.items()]
-    timed = [name for name in rivals if has_rivals or name in EVERYWHERE]
+    lines += [line("ours", name, OURS[name]) for name in _ours_in(cell)]
+    timed = [name for name in rivals if cell.has_rivals or name in EVERYWHERE]
     return lines + [line("rival", name, RIVALS[name]) for name in timed]

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from online_softmax import rowplan
+from online_softmax import rowchoice, rowplan
 from online_softmax.lab import ceilings
 from online_softmax.lab.contenders import RIVALS, Refusal
 from online_softmax.lab.grid import ITEM_BYTES, Cell
@@ -58,19 +58,25 @@ class Prepared:
 
 def kernels(cell: Cell, arch: str) -> list[tuple[str, str]]:
     """The (file, symbol) of our launches on a cell's buffers, which begin on 16-byte boundaries,
-    and of its ceiling."""
+    with batch invariance and without, and of its ceiling."""
     from online_softmax.cuda import row_launch
 
     x = torch.empty((cell.rows, cell.cols), dtype=getattr(torch, cell.dtype), device="meta")
-    row = rowplan.numbers(cell.op, cell.cols, cell.dtype, arch)
+    problem = Problem(cell.rows, cell.cols, cell.dtype, arch=arch)
+    cuts = [rowchoice.chosen(cell.op, problem)]
+    if further := rowchoice.few(cell.op, problem):
+        cuts.append(further)
     is_lse = cell.op == "logsumexp"
     matrices = 1 if is_lse else 3 if cell.op in rowplan.BACKWARD else 2
-    l2_bytes = Problem(0, 0, arch=arch).facts.l2_bytes
+    l2_bytes = problem.facts.l2_bytes
     streams = rowplan.leaves_l2(x.numel() * x.itemsize * matrices, l2_bytes)
-    if cell.op in rowplan.BACKWARD:
-        work = row_launch.backward(cell.op, x, x, x, 1.0, False, row, streams)
-    else:
-        work = row_launch.forward(cell.op, x, x[:, :1] if is_lse else x, 1.0, False, row, streams)
+    work = []
+    for row in cuts:
+        if cell.op in rowplan.BACKWARD:
+            work += row_launch.backward(cell.op, x, x, x, 1.0, False, row, streams)
+        else:
+            y = x[:, :1] if is_lse else x
+            work += row_launch.forward(cell.op, x, y, 1.0, False, row, streams)
     ceiling = ("read", "copy", "add")[matrices - 1]
     return [*((each.file, each.symbol) for each in work), (ceilings.FILE, ceiling)]
 

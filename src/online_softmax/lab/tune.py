@@ -1,6 +1,6 @@
 """Which launch numbers are fastest: every variant of a cell judged, ranked and kept as evidence.
 
-What may be tried comes from `variants`; what is found goes into the tables of rowplan.py by hand,
+What may be tried comes from `variants`; what is found goes into rowtables.py by hand,
 with this as the reason. Nothing tunes at run time.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from online_softmax import catalogue, rowplan
+from online_softmax import catalogue, rowchoice, rowplan, rowsweep
 from online_softmax.lab import bench, benchfile, benchrun, opbench, opjudge
 from online_softmax.lab.bench import Call
 from online_softmax.lab.benchclock import Broken, Setting
@@ -55,8 +55,10 @@ def variants(op: str, problem: Problem) -> list[Variant]:
         raise BadInput(f"--tune {op}: no kernels of ours take {problem.dtype}")
     if missing := catalogue.lacks("cuda"):
         raise BadInput(f"--tune {op}: {missing}")
-    rows = rowplan.sweep(op, problem.cols, problem.dtype, problem.arch)
-    planned = rowplan.mechanism(rows[0], op, problem)
+    rows = rowsweep.sweep(op, problem.cols, problem.dtype, problem.arch)
+    planned = rowchoice.chosen(op, problem)
+    if planned not in (replace(row, why=planned.why) for row in rows):
+        rows.insert(0, planned)  # few rows: the same shares over more blocks
     found = []
     for row in rows:
         is_planned = row == replace(planned, why=row.why)
@@ -135,14 +137,15 @@ def is_kept(log: benchfile.Log, cell: Cell, values: str) -> bool:
 
 def price(line: dict[str, Any]) -> float | None:
     """What rows pay for bits that do not depend on how many they are: the time of the fastest cut
-    on so many rows, as a share of that of the cut that is planned today, by the columns alone.
+    on so many rows, as a share of that of the cut that is planned today, batch invariance on.
 
     1: nothing; 0.8: another cut would take 0.8 of the time. None: there is no time of either.
     """
     timed = [each for each in line["ranking"] if each.get("median_us")]
     if not timed or "arch" not in line:
         return None
-    row = rowplan.numbers(line["op"], line["cols"], line["dtype"], line["arch"])
+    problem = Problem(line["rows"], line["cols"], line["dtype"], arch=line["arch"])
+    row = rowchoice.chosen(line["op"], problem)
     today = (row.kernel, _given(row))
     planned = [e["median_us"] for e in timed if (e["kernel"], e["numbers"]) == today]
     return min(each["median_us"] for each in timed) / planned[0] if planned else None
