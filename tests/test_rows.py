@@ -162,6 +162,18 @@ def test_a_tensor_may_begin_anywhere_beside_any_other(op: str, kernel: str) -> N
 
 
 @needs_compiler
+def test_of_words_that_begin_outside_the_matrix_none_is_read() -> None:
+    launches: list = []
+    for start, out_start, cols in itertools.product(range(4), range(4), (1, 4)):
+        x, y = torch.randn(1, cols), torch.empty(1, cols)
+        x, y = placed(x, start), placed(y, out_start)
+        row = Row("registers", 1, 1, 32)
+        launches += row_launch.forward("softmax", x, y, 1.0, False, row, streams=False)
+    report = host.sanitize(launches, "address,undefined")
+    assert report.ok, report.text
+
+
+@needs_compiler
 @pytest.mark.parametrize("op", BACKWARD)
 def test_landed_and_registers_give_the_same_bits(op: str) -> None:
     """So a few rows need not wait for a landing; nor do blocks a row change a bit."""
@@ -212,16 +224,18 @@ def test_half_in_float32_out(op: str, kernel: str) -> None:
 def test_every_width_has_numbers_that_hold_it(arch: str, dtype: str) -> None:
     per_vector = 16 // rowplan.ITEM_BYTES[dtype]
     for op in OPERATIONS:
-        for cols in (0, 1, 7, 63, 1000, 4097, 32001, 65536, 131073, 10**6, 10**7):
+        for cols in (0, 1, 7, 63, 1000, 4097, 32001, 65536, 66976, 131073, 196617, 10**6, 10**7):
             row = rowplan.numbers(op, cols, dtype, arch)
             vectors = rowplan.vectors_a_row(cols, rowplan.ITEM_BYTES[dtype])
-            threads = row.lanes or row.block * row.cluster * row.parts
-            assert threads * row.vectors >= vectors, (op, cols, row)
-            assert row.block % 32 == 0
-            assert row.block <= rowplan.MAX_ROW_BLOCK
-            assert row.cluster == 1 or rowplan.has_clusters(arch)
+            tried = rowsweep.sweep(op, cols, dtype, arch)
+            assert tried[0] == row
+            for each in tried:
+                threads = each.lanes or each.block * each.cluster * each.parts
+                assert threads * each.vectors >= vectors, (op, cols, each)
+                assert each.block % 32 == 0
+                assert each.block <= rowplan.MAX_ROW_BLOCK
+                assert each.cluster == 1 or rowplan.has_clusters(arch)
             assert row.why
-            assert rowsweep.sweep(op, cols, dtype, arch)[0] == row
             if row.kernel != "split":
                 assert cols <= rowplan.most_cols(row.kernel, op, dtype, arch)
             assert cols < 10**7 or row.kernel == "split"

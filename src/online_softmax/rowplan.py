@@ -92,7 +92,8 @@ def fit(row: int, most: int, vectors: int, cluster: int, keeps: int = 32) -> tup
         blocks = ceil_div(warps, a_block)
         if blocks > 8:  # clusters of 9 to 15 find little room, as measured
             blocks = 16 if blocks <= 16 else 0
-        if 0 < blocks <= cluster and (blocks == cluster or row <= LONG):
+        if 0 < blocks <= cluster:
+            blocks = cluster if row > LONG else blocks
             taken = a_block * blocks * keeps / (keeps // a_block * a_block)
             choices.append((taken, a_block * blocks, abs(a_block - usual), a_block, blocks))
     _, in_all, _, a_block, blocks = min(choices)

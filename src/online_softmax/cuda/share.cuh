@@ -158,7 +158,8 @@ __device__ __forceinline__ void fetch_share(S& share, const typename S::At& at, 
       }
     }
     // A shifted share's last word ends in the source's next.
-    source.next = !SHIFTS && source.shift && WORDS < source.to ? word(WORDS) : pad;
+    const bool has_next = source.shift && WORDS >= source.from && WORDS < source.to;
+    source.next = !SHIFTS && has_next ? word(WORDS) : pad;
   }
 }
 
