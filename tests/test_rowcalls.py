@@ -117,6 +117,15 @@ def test_backward(built: Built, notes: Notes) -> None:
         assert built.count == count
 
 
+def test_a_result_has_no_strides_of_an_out_before_it(built: Built, notes: Notes) -> None:
+    for out in (torch.empty(3, 99)[:1, :64], torch.empty(3, 99)[:1, :64]):
+        softmax(x_of(1, 64), dtype=torch.float32, out=out)
+    y = softmax(x_of(1, 64), dtype=torch.float32)
+    assert built.count == 2
+    assert addresses(notes)[1] == y.data_ptr()
+    assert y.stride() == (64, 1)
+
+
 def test_results_are_tensors_of_their_own(built: Built) -> None:
     x = x_of(4, 64)
     ys = [softmax(x) for _ in range(5)]

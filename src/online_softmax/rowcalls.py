@@ -126,6 +126,8 @@ def keep(
         places += found
     if len(tensors) == len(pairs):  # else there is a workspace
         result, index = y[0], x[0].get_device()
-        made = tuple(result.shape), result.stride(), result.dtype  # of no tensor is anything held
+        # As a result of its own has them: along a dim of one element `out` may have any stride.
+        strides = torch.empty(result.shape, device="meta").stride()
+        made = tuple(result.shape), strides, result.dtype  # of no tensor is anything held
         about = (jit._current_device, index, *made, result.data_ptr() & PHASE)
         jit.keep(name, work[0], index, places, about)
