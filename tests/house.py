@@ -115,8 +115,12 @@ LEVELS |= {
     "explanation": 6,
     "rowops": 6,
     "arguments": 6,
+    "ceops": 6.2,
+    "lossarguments": 6.5,
     "library": 7,
     "api": 8,
+    "losses": 8,
+    "stats": 8,
     "distributed": 8,
 }
 LEVELS |= {"nn": 9, "__init__": 10, "lab": 11}

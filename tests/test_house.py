@@ -130,10 +130,12 @@ assert online_softmax.jit.Unavailable.__module__ == "online_softmax.jit_compile"
 print(json.dumps(new))
 """
 OWN = """
-    __init__ api arches arguments catalogue cuda.__init__ cuda.launch explanation invariance
-    library.__init__ library.calculus library.eager library.operations library.override
-    library.private library.routes library.traced nn plan reference.__init__ reference.online
-    reference.ops ring rowcalls rowchoice rowkernels rowops rowplan rowtables
+    __init__ api arches arguments catalogue ceops cuda.__init__ cuda.launch explanation
+    invariance library.__init__ library.calculus library.eager library.loss_calculus
+    library.loss_eager library.loss_routes library.loss_traced library.operations
+    library.override library.private library.routes library.stats library.traced lossarguments
+    losses nn plan reference.__init__ reference.cross_entropy reference.online reference.ops
+    ring rowcalls rowchoice rowkernels rowops rowplan rowtables stats
 """
 
 
@@ -249,6 +251,8 @@ def test_documents_are_what_the_generator_writes():
         ".explanation",
         ".invariance",
         ".library.override",
+        ".losses",
+        ".stats",
         ".nn",
         ".plan",
         ".rowplan",

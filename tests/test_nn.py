@@ -8,7 +8,7 @@ import pickle
 import pytest
 import torch
 
-from online_softmax import log_softmax, logsumexp, nn, softmax
+from online_softmax import cross_entropy, log_softmax, logsumexp, nn, softmax
 
 INF = float("inf")
 close = torch.testing.assert_close
@@ -72,3 +72,33 @@ def test_in_a_model() -> None:
     close(compiled(x), want)
     model(x).sum().backward()
     assert model[0].weight.grad is not None
+
+
+def test_cross_entropy_loss() -> None:
+    x, target = torch.randn(4, 5, requires_grad=True), torch.tensor([0, -100, 2, 4])
+    weight = torch.rand(5)
+    for options in ({}, {"label_smoothing": 0.1, "reduction": "sum"}, {"ignore_index": 2}):
+        ours = nn.CrossEntropyLoss(weight, **options)
+        theirs = torch.nn.CrossEntropyLoss(weight, **options)
+        labels = target.clamp(min=0) if "ignore_index" in options else target
+        close(ours(x, labels), theirs(x, labels))
+        assert ours.state_dict().keys() == theirs.state_dict().keys() == {"weight"}
+    module = nn.CrossEntropyLoss(z_loss=0.1, softcap=3.0, scale=0.5, dim=0, grad_in_forward=True)
+    assert module.state_dict() == {}
+    want = cross_entropy(x, target, z_loss=0.1, softcap=3.0, scale=0.5)
+    for each in (module, copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        with pytest.raises(ValueError, match="target must have shape"):
+            each(x, target)
+        close(each(x.T, target), want)
+    assert repr(nn.CrossEntropyLoss()) == "CrossEntropyLoss()"
+    assert repr(module) == (
+        "CrossEntropyLoss(z_loss=0.1, softcap=3.0, scale=0.5, dim=0, grad_in_forward=True)"
+    )
+    assert repr(nn.CrossEntropyLoss(weight, reduction="sum")) == (
+        "CrossEntropyLoss(weight, reduction='sum')"
+    )
+    for wrong in ({"reduction": "max"}, {"z_loss": -1.0}, {"softcap": 0.0}, {"scale": -1.0}):
+        with pytest.raises(ValueError, match=r"CrossEntropyLoss\(\): "):
+            nn.CrossEntropyLoss(**wrong)
+    with pytest.raises(RuntimeError, match="label_smoothing must be in"):
+        nn.CrossEntropyLoss(label_smoothing=2.0)

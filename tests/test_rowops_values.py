@@ -29,7 +29,7 @@ def _entries(op: str) -> dict[str, tuple[int, Callable[..., Tensor]]]:
 @OPS
 def test_values_that_memory_does_not_hold(op: str, device: str, monkeypatch) -> None:
     """A pending negation, and zeros without memory: no kernel reads them, first call or later."""
-    x, with_values = torch.randn(3, 4, device=device), rowops._with_values
+    x, with_values = torch.randn(3, 4, device=device), rowops.with_values
     imaginary = torch.complex(x, x).conj().imag
     zeros = torch._efficientzerotensor((3, 4), device=device)
     assert imaginary.is_neg()
@@ -44,7 +44,7 @@ def test_values_that_memory_does_not_hold(op: str, device: str, monkeypatch) -> 
             copied.append(t)
         return plain
 
-    monkeypatch.setattr(rowops, "_with_values", spy)
+    monkeypatch.setattr(rowops, "with_values", spy)
     for name, (count, call) in _entries(op).items():
         plain = torch.randn(count, 3, 4, device=device).unbind()
         for _ in range(3):  # on a GPU the last starts the launch of the first again

@@ -14,19 +14,23 @@ from online_softmax.catalogue import KERNELS
 from online_softmax.explanation import explain
 from online_softmax.invariance import batch_invariant
 from online_softmax.library import override_torch
+from online_softmax.losses import cross_entropy
 from online_softmax.reference.online import State
+from online_softmax.stats import token_stats
 
 __version__ = "0.1.0"
 __all__ = [
     "KERNELS",
     "State",
     "batch_invariant",
+    "cross_entropy",
     "explain",
     "log_softmax",
     "logsumexp",
     "nn",
     "override_torch",
     "softmax",
+    "token_stats",
 ]
 
 

@@ -22,24 +22,25 @@ def _named(dtypes: tuple[torch.dtype, ...]) -> str:
     return ", ".join(str(dtype) for dtype in dtypes)
 
 
-def check_input(name: str, x: Any) -> None:
+def check_input(name: str, x: Any, argument: str = "x") -> None:
     """x is a dense tensor of a dtype that we compute."""
     if not isinstance(x, Tensor):
-        raise TypeError(f"{name}(): x must be a Tensor, got {type(x).__name__}")
+        raise TypeError(f"{name}(): {argument} must be a Tensor, got {type(x).__name__}")
     if x.layout is not _STRIDED or x.is_nested:
         kind = "a nested tensor" if x.is_nested else f"one of layout {x.layout}"
-        raise NotImplementedError(f"{name}(): x must be a dense tensor, got {kind}")
+        raise NotImplementedError(f"{name}(): {argument} must be a dense tensor, got {kind}")
     if x.dtype not in _DTYPES:
-        _refuse_dtype(name, x.dtype)
+        _refuse_dtype(name, x.dtype, argument)
 
 
-def _refuse_dtype(name: str, dtype: torch.dtype) -> NoReturn:
+def _refuse_dtype(name: str, dtype: torch.dtype, argument: str) -> NoReturn:
     if not dtype.is_floating_point:
         raise NotImplementedError(
-            f"{name}(): x must be of a floating-point type, got {dtype}: convert it first, "
-            "x.float() for example"
+            f"{name}(): {argument} must be of a floating-point type, got {dtype}: convert it "
+            f"first, {argument}.float() for example"
         )
-    raise NotImplementedError(f"{name}(): x must be one of {_named(INPUT_DTYPES)}, got {dtype}")
+    wanted = _named(INPUT_DTYPES)
+    raise NotImplementedError(f"{name}(): {argument} must be one of {wanted}, got {dtype}")
 
 
 def check_dim(name: str, x: Tensor, dim: Any) -> int:

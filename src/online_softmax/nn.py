@@ -1,6 +1,7 @@
-"""Modules: softmax, log_softmax and logsumexp with their options, for `torch.nn.Sequential`.
+"""Modules: the operations with their options, for `torch.nn.Sequential` and as losses.
 
-They hold no parameters and no buffers, so a model's state dict is what it was.
+They hold no parameters, and no buffers but the weight of `CrossEntropyLoss` if one is given, as in
+torch, so a model's state dict is what it was.
 
 >>> LogSoftmax(-1, scale=0.125)
 LogSoftmax(dim=-1, scale=0.125)
@@ -8,15 +9,25 @@ LogSoftmax(dim=-1, scale=0.125)
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 from torch import Tensor, nn
 
-from online_softmax import api
+from online_softmax import api, losses
 from online_softmax.api import Empty
 from online_softmax.arguments import check_empty, check_scale
+from online_softmax.lossarguments import (
+    check_ignore_index,
+    check_reduction,
+    check_smoothing,
+    check_softcap,
+    check_z_loss,
+)
+from online_softmax.losses import Reduction
 
 
 class _RowModule(nn.Module):
-    """What the three have in common: options, checked when the module is made."""
+    """What the three of rows have in common: options, checked when the module is made."""
 
     scale: float
     empty: Empty
@@ -115,3 +126,71 @@ class LogSumExp(_RowModule):
     def extra_repr(self) -> str:
         keepdim = ", keepdim=True" if self.keepdim else ""
         return f"dim={self.dim}{keepdim}{self._options()}"
+
+
+class CrossEntropyLoss(nn.Module):
+    """`online_softmax.cross_entropy` as a module, in place of `torch.nn.CrossEntropyLoss`.
+
+    Args:
+        weight: (classes,), what each class counts for: a buffer, as in torch.
+        ignore_index, reduction, label_smoothing, z_loss, softcap, scale, dim, grad_in_forward: as
+            for the function.
+
+    Shapes: logits, target and the loss as for the function. Raises what the function raises, for a
+    wrong number or reduction when the module is made.
+
+    Example:
+        >>> import torch
+        >>> CrossEntropyLoss(label_smoothing=0.1)(torch.zeros(2, 4), torch.tensor([0, 3]))
+        tensor(1.3863)
+    """
+
+    weight: Tensor | None
+
+    def __init__(
+        self,
+        weight: Tensor | None = None,
+        *,
+        ignore_index: int = -100,
+        reduction: Reduction = "mean",
+        label_smoothing: float = 0.0,
+        z_loss: float = 0.0,
+        softcap: float | None = None,
+        scale: float = 1.0,
+        dim: int | None = None,
+        grad_in_forward: bool = False,
+    ) -> None:
+        super().__init__()
+        name = type(self).__name__
+        self.register_buffer("weight", weight)
+        self.ignore_index = check_ignore_index(name, ignore_index)
+        check_reduction(name, reduction)
+        self.reduction: Reduction = reduction
+        self.label_smoothing = check_smoothing(name, label_smoothing)
+        self.z_loss = check_z_loss(name, z_loss)
+        self.softcap = check_softcap(name, softcap)
+        self.scale = check_scale(name, scale)
+        self.dim = dim
+        self.grad_in_forward = bool(grad_in_forward)
+
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        loss = losses.cross_entropy(logits, target, weight=self.weight, **self._options())
+        return cast("Tensor", loss)
+
+    def extra_repr(self) -> str:
+        """The options that differ from their defaults."""
+        defaults = CrossEntropyLoss()._options()
+        given = [f"{k}={v!r}" for k, v in self._options().items() if v != defaults[k]]
+        return ", ".join(given if self.weight is None else ["weight", *given])
+
+    def _options(self) -> dict[str, Any]:
+        return {
+            "ignore_index": self.ignore_index,
+            "reduction": self.reduction,
+            "label_smoothing": self.label_smoothing,
+            "z_loss": self.z_loss,
+            "softcap": self.softcap,
+            "scale": self.scale,
+            "dim": self.dim,
+            "grad_in_forward": self.grad_in_forward,
+        }

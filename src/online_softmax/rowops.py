@@ -53,7 +53,7 @@ def forward(
     known = rowcalls.again(op, (dim, dtype, scale, zero_empty, kernel), x, out)
     if known is not None:
         return known
-    x = _with_values(x)
+    x = with_values(x)
     if rowkernels.takes(x, dtype, scale, kernel):
         target = out if out is not None and out.is_contiguous() else None
         y = rowkernels.forward(op, x, dim, dtype, scale, zero_empty, kernel, target)
@@ -90,7 +90,7 @@ def backward(
     dx = rowcalls.again(f"{op}_backward", (dim, dtype, scale, zero_empty), y, out, dy)
     if dx is not None:
         return dx
-    dy, y = _with_values(dy), _with_values(y)
+    dy, y = with_values(dy), with_values(y)
     dx = rowkernels.backward(op, dy, y, dim, dtype, scale, zero_empty, out)
     if dx is not None:
         return dx
@@ -111,7 +111,7 @@ def logsumexp(
     known = rowcalls.again("logsumexp", (dims, keepdim, dtype, scale, kernel), x)
     if known is not None:
         return known
-    x = _with_values(x)
+    x = with_values(x)
     if rowkernels.takes(x, dtype, scale, kernel):
         return rowkernels.logsumexp(x, dims, keepdim, dtype, scale, kernel)
     if not _takes_aten("logsumexp", x, dtype, scale, kernel):
@@ -150,7 +150,7 @@ def logsumexp_backward(
     zero_empty: bool,
 ) -> Tensor:
     """The gradient of `logsumexp` by x in dtype (None: x's), from what `logsumexp_saving` saved."""
-    dlse, x, lse = _with_values(dlse), _with_values(x), _with_values(lse)
+    dlse, x, lse = with_values(dlse), with_values(x), with_values(lse)
     args = (dlse, x, lse, tuple(dims), keepdim)
     dx = rowkernels.logsumexp_backward(*args, dtype, scale, zero_empty)
     if dx is not None:
@@ -163,7 +163,7 @@ def _takes_writes(out: Tensor, x: Tensor) -> bool:
     return out.is_contiguous() and not out.is_neg() and out.data_ptr() != x.data_ptr()
 
 
-def _with_values(t: Tensor) -> Tensor:
+def with_values(t: Tensor) -> Tensor:
     """t, or a copy where its memory does not hold its values: a kernel reads memory.
 
     A tensor may have a negation pending (`z.conj().imag`), or stand for zeros without any memory

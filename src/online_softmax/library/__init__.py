@@ -2,11 +2,26 @@
 or autograd.
 
 `routes` is the way in; `eager` and `traced` are the two routes that know about gradients, both made
-from the records of `operations`, whose derivatives are in `calculus`. `override` puts our kernels
-beneath torch's own functions. `private` has the private names of torch.
+from the records of `operations`, whose derivatives are in `calculus`. Cross-entropy, of several
+tensors, has the same four beside them: `loss_routes`, `loss_eager`, `loss_traced`, `loss_calculus`.
+`override` puts our kernels beneath torch's own functions. `private` has the private names of torch.
 """
 
+from online_softmax.library.loss_calculus import LossOptions
+from online_softmax.library.loss_routes import of_classes, of_probabilities
 from online_softmax.library.override import Override, override_torch
 from online_softmax.library.routes import again, along, logsumexp
+from online_softmax.library.stats import TokenStats, token_stats
 
-__all__ = ["Override", "again", "along", "logsumexp", "override_torch"]
+__all__ = [
+    "LossOptions",
+    "Override",
+    "TokenStats",
+    "again",
+    "along",
+    "logsumexp",
+    "of_classes",
+    "of_probabilities",
+    "override_torch",
+    "token_stats",
+]

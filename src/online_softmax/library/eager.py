@@ -32,11 +32,11 @@ from online_softmax.reference.ops import result_dtype
 Entry = Callable[..., Any]
 
 
-def _base_apply(function: type[Function]) -> Entry:
+def base_apply(function: type[Function]) -> Entry:
     return super(Function, function).apply  # type: ignore[misc]
 
 
-def _renamed(function: type[Function], name: str) -> type[Function]:
+def renamed(function: type[Function], name: str) -> type[Function]:
     """The name that a result's grad_fn shows."""
     for cls, suffix in ((function, ""), (function._backward_cls, "Backward")):  # type: ignore[attr-defined]
         cls.__name__ = cls.__qualname__ = f"{name}{suffix}"
@@ -92,14 +92,14 @@ def _backward_entry(operation: Operation) -> Entry:
             batch = tuple(in_front(t, in_dims[i], info.batch_size) for i, t in enumerate(tensors))
             return over_batch(entry, batch, options), 0
 
-    _renamed(Backward, f"OnlineSoftmax_{operation.name}_backward")
-    base_apply = _base_apply(Backward)
+    renamed(Backward, f"OnlineSoftmax_{operation.name}_backward")
+    recorded_apply = base_apply(Backward)
 
     def entry(*args: Any) -> Tensor:
         if functorch_active():
             return Backward.apply(*args)
         if torch.is_grad_enabled() or is_forward_mode():
-            return base_apply(*args)
+            return recorded_apply(*args)
         return _backward(operation, *args)  # an ordinary backward pass: nothing is recorded
 
     return entry
@@ -160,8 +160,8 @@ def _forward_entry(operation: Operation, backward: Entry) -> Entry:
         backward = staticmethod(go_back)
 
     name = f"OnlineSoftmax_{operation.name}"
-    forward_apply = _base_apply(_renamed(Forward, name))
-    recorded_apply = _base_apply(_renamed(Recorded, name))
+    forward_apply = base_apply(renamed(Forward, name))
+    recorded_apply = base_apply(renamed(Recorded, name))
 
     def entry(*args: Any) -> Any:
         if functorch_active():

@@ -136,14 +136,14 @@ OPERATIONS = (SOFTMAX, LOG_SOFTMAX, LOGSUMEXP)
 # ---- forward mode
 
 
-def tangent_by(rule: Callable[..., Tensor], saved: tuple[Tensor, ...], *rest: Any) -> Tensor:
+def tangent_by(rule: Callable[..., Any], saved: tuple[Tensor | None, ...], *rest: Any) -> Any:
     """What a jvp gives, by a rule of calculus: right too where a jvp of this jvp is taken.
 
     torch turns forward mode off in a jvp, so that one of it would be zero. What was saved of the
     inputs still carries the tangents of this level, which the rule has as arguments already.
     """
     with set_forward_mode(True):
-        return rule(*(forward_ad.unpack_dual(t).primal for t in saved), *rest)
+        return rule(*(t if t is None else forward_ad.unpack_dual(t).primal for t in saved), *rest)
 
 
 # ---- batches

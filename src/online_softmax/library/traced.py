@@ -36,7 +36,7 @@ from online_softmax.reference.ops import result_dtype
 
 NAMESPACE = "online_softmax"
 ops: dict[str, Any] = {}  # by name, backward ones too
-_library = Library(NAMESPACE, "DEF")
+library = Library(NAMESPACE, "DEF")
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
@@ -52,8 +52,8 @@ def is_plain(x: Tensor, *more: Tensor) -> bool:
 
 def _define(operation: Operation) -> None:
     name, backward_name = operation.name, f"{operation.name}_backward"
-    _library.define(operation.schema)
-    _library.define(operation.backward_schema)
+    library.define(operation.schema)
+    library.define(operation.backward_schema)
     ops[name] = getattr(torch.ops.online_softmax, name).default
     ops[backward_name] = getattr(torch.ops.online_softmax, backward_name).default
 
@@ -61,12 +61,12 @@ def _define(operation: Operation) -> None:
         *options, kernel = arguments
         return operation.run(x, operation.options(*options), kernel)
 
-    _library.impl(name, run, "CompositeExplicitAutograd")
-    _library.impl(backward_name, operation.backward, "CompositeExplicitAutograd")
+    library.impl(name, run, "CompositeExplicitAutograd")
+    library.impl(backward_name, operation.backward, "CompositeExplicitAutograd")
     # The fakes, as kernels of meta tensors, which fake ones are beneath: `register_fake` says the
     # same, and looks through the files of all modules that are loaded first, for 40 ms at import.
-    _library.impl(name, operation.fake, "Meta")
-    _library.impl(backward_name, operation.fake_backward, "Meta")
+    library.impl(name, operation.fake, "Meta")
+    library.impl(backward_name, operation.fake_backward, "Meta")
 
 
 # ---- autograd
@@ -124,7 +124,7 @@ def _autograd(operation: Operation) -> None:
             return tangent_by(operation.tangent, ctx.saved_tensors, x_tangent, ctx.options)
 
     for name, function in ((operation.name, OpForward), (f"{operation.name}_backward", OpBackward)):
-        _library.impl(name, function.apply, "Autograd", with_keyset=True)  # type: ignore[attr-defined, union-attr]
+        library.impl(name, function.apply, "Autograd", with_keyset=True)  # type: ignore[attr-defined, union-attr]
 
 
 # ---- autocast
@@ -167,12 +167,12 @@ def _vmap(operation: Operation) -> None:
         batch = tuple(in_front(arguments[i], in_dims[i], info.batch_size) for i in range(count))
         return over_batch(lambda *t: op_backward(*t[:-1], *t[-1]), batch, options), 0
 
-    register_vmap(f"{NAMESPACE}::{operation.name}", forward, lib=_library)
-    register_vmap(f"{NAMESPACE}::{operation.name}_backward", backward, lib=_library)
+    register_vmap(f"{NAMESPACE}::{operation.name}", forward, lib=library)
+    register_vmap(f"{NAMESPACE}::{operation.name}_backward", backward, lib=library)
 
 
 for _operation in OPERATIONS:
     _define(_operation)
     _autograd(_operation)
-    _library.impl(_operation.name, autocast_kernel(_operation), "AutocastCUDA", with_keyset=True)
+    library.impl(_operation.name, autocast_kernel(_operation), "AutocastCUDA", with_keyset=True)
     _vmap(_operation)

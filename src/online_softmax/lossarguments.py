@@ -1,0 +1,144 @@
+"""Arguments of the losses, checked once: what was given, and what is wanted.
+
+The types of the errors are those of torch's cross_entropy.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from online_softmax import ceops
+from online_softmax.arguments import check_dim, check_kernel
+
+CLASSES = (torch.int64, torch.uint8)
+REDUCTIONS = ("mean", "sum", "none")
+_INFINITY = float("inf")
+
+
+def check_class_dim(name: str, x: Tensor, dim: Any) -> int:
+    """The dimension of the classes, counted from the front; torch's where None is given."""
+    if x.dim() == 0:
+        raise RuntimeError(f"{name}(): logits must have a dimension for the classes, got a scalar")
+    if dim is None:
+        return 1 if x.dim() > 1 else 0
+    return check_dim(name, x, dim) % x.dim()
+
+
+def targets_are_classes(name: str, x: Tensor, target: Any, dim: int) -> bool:
+    """Whether target is classes; else it is probabilities."""
+    if not isinstance(target, Tensor):
+        raise TypeError(f"{name}(): target must be a Tensor, got {type(target).__name__}")
+    if target.device != x.device:
+        raise RuntimeError(
+            f"{name}(): target must be on {x.device} like logits, got {target.device}"
+        )
+    rows = (*x.shape[:dim], *x.shape[dim + 1 :])
+    if target.is_floating_point():
+        if target.shape != x.shape:
+            raise RuntimeError(
+                f"{name}(): a target of a float type is probabilities, of logits' shape "
+                f"{tuple(x.shape)}, got {target.dtype} of shape {tuple(target.shape)}; classes "
+                f"are int64, of shape {rows}"
+            )
+        return False
+    if target.shape != rows and not (x.dim() == 1 and target.shape == (1,)):
+        wanted = f"{name}(): target must have shape {rows}, that of logits {tuple(x.shape)} "
+        wanted += f"without dim {dim}, got {tuple(target.shape)}"
+        is_count = target.dim() == len(rows) and rows and target.shape[0] != rows[0]
+        raise (ValueError if is_count else RuntimeError)(wanted)
+    if target.dtype not in CLASSES:
+        raise RuntimeError(
+            f"{name}(): target must be int64 or uint8 (classes), or of a float type "
+            f"(probabilities), got {target.dtype}"
+        )
+    return True
+
+
+def check_weight(name: str, x: Tensor, weight: Any, dim: int) -> None:
+    if not isinstance(weight, Tensor):
+        raise TypeError(f"{name}(): weight must be a Tensor, got {type(weight).__name__}")
+    if weight.shape != (x.shape[dim],):
+        raise RuntimeError(
+            f"{name}(): weight must have shape ({x.shape[dim]},), one for each class, got "
+            f"{tuple(weight.shape)}"
+        )
+    if not weight.is_floating_point():
+        raise RuntimeError(f"{name}(): weight must be of a float type, got {weight.dtype}")
+    if weight.device != x.device:
+        raise RuntimeError(
+            f"{name}(): weight must be on {x.device} like logits, got {weight.device}"
+        )
+
+
+def check_ignore_index(name: str, index: Any, is_classes: bool = True) -> int:
+    if type(index) is not int:
+        if isinstance(index, bool) or not hasattr(index, "__index__"):
+            raise TypeError(f"{name}(): ignore_index must be an int, got {index!r}")
+        index = operator.index(index)
+    if not is_classes and index >= 0:
+        raise RuntimeError(
+            f"{name}(): ignore_index must be negative where target is probabilities, got {index}"
+        )
+    return index
+
+
+def check_smoothing(name: str, smoothing: Any) -> float:
+    if type(smoothing) is not float:
+        smoothing = _number(name, "label_smoothing", smoothing)
+    if not 0.0 <= smoothing <= 1.0:
+        raise RuntimeError(f"{name}(): label_smoothing must be in [0, 1], got {smoothing}")
+    return smoothing
+
+
+def check_z_loss(name: str, z_loss: Any) -> float:
+    if type(z_loss) is not float:
+        z_loss = _number(name, "z_loss", z_loss)
+    if not 0.0 <= z_loss < _INFINITY:
+        raise ValueError(f"{name}(): z_loss must be at least 0 and finite, got {z_loss}")
+    return z_loss
+
+
+def check_softcap(name: str, softcap: Any) -> float | None:
+    if softcap is None:
+        return None
+    if type(softcap) is not float:
+        softcap = _number(name, "softcap", softcap)
+    if not 0.0 < softcap < _INFINITY:
+        raise ValueError(f"{name}(): softcap must be above 0 and finite, or None, got {softcap}")
+    return softcap
+
+
+def check_temperature(name: str, temperature: Any) -> float:
+    if type(temperature) is not float:
+        temperature = _number(name, "temperature", temperature)
+    if not (0.0 < temperature < _INFINITY and 1.0 / temperature < _INFINITY):
+        raise ValueError(f"{name}(): temperature must be above 0 and finite, got {temperature}")
+    return temperature
+
+
+def _number(name: str, argument: str, value: Any) -> float:
+    if isinstance(value, (Tensor, bool)) or not hasattr(value, "__float__"):
+        raise TypeError(f"{name}(): {argument} must be a float, got {type(value).__name__}")
+    return float(value)
+
+
+def check_reduction(name: str, reduction: Any) -> None:
+    if not isinstance(reduction, str) or reduction not in REDUCTIONS:
+        raise ValueError(f'{name}(): reduction must be "mean", "sum" or "none", got {reduction!r}')
+
+
+def check_loss_kernel(name: str, kernel: Any, is_classes: bool) -> str:
+    """A kernel's name, or "" for None."""
+    if kernel is None:
+        return ""
+    known = check_kernel(name, kernel)
+    if is_classes and known not in ceops.KERNELS:
+        there = ", ".join(ceops.KERNELS)
+        raise ValueError(
+            f"{name}(): kernel {known!r} cannot run this: of classes as target {there} does"
+        )
+    return known

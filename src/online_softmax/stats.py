@@ -1,0 +1,78 @@
+"""The public statistics of logits: check the arguments once, then call the library."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from torch import Tensor
+
+from online_softmax import library
+from online_softmax.arguments import check_input
+from online_softmax.library import TokenStats
+from online_softmax.lossarguments import check_temperature, targets_are_classes
+
+
+def token_stats(
+    logits: Tensor, target: Tensor | None = None, *, top_k: int = 0, temperature: float = 1.0
+) -> TokenStats:
+    """What serving and reinforcement learning ask of each token's distribution.
+
+    All of it is of p = softmax(logits / temperature), in float32 (float64). lse, entropy and the
+    target's log-probability are differentiable by logits, twice and in forward mode; the rest is
+    not.
+
+    Args:
+        logits: (..., classes), with at least one class; float16, bfloat16, float32, float64 or fp8.
+        target: (...) int64 or uint8, a class of each token.
+        top_k: how many of the largest to give, at most the number of classes.
+        temperature: above 0 and finite; divides the logits.
+
+    Returns:
+        TokenStats, a NamedTuple:
+        lse: (...) log(sum(exp(logits / temperature))).
+        entropy: (...) -sum(p log p) in nats; an element of probability 0 adds nothing.
+        target_log_prob: (...) log p of the target; None without a target.
+        target_rank: (...) int64: 1 + the number of logits strictly greater than the target's.
+        top_log_probs, top_indices: (..., top_k), the largest first, of equal logits the lower index
+            first; None for top_k = 0.
+        As with log_softmax, a token whose logits are all -inf, or hold +inf or NaN, has NaN in
+        entropy and log-probabilities.
+
+    Raises:
+        TypeError: logits or target is not a tensor, top_k no integer, temperature no number.
+        IndexError: on the CPU, outside of traces and transforms, a target is no class. Elsewhere
+            its log-probability is NaN and its rank 0.
+        ValueError: top_k or temperature is none of these, or target has another number of tokens.
+        RuntimeError: target has another shape, dtype or device, or there is no class.
+        NotImplementedError: a dtype of logits that is not listed above, or not a dense tensor.
+
+    Example:
+        >>> import torch
+        >>> stats = token_stats(torch.tensor([[2.0, 0.0, 1.0]]), torch.tensor([2]), top_k=2)
+        >>> stats.entropy, stats.target_log_prob, stats.target_rank
+        (tensor([0.8324]), tensor([-1.4076]), tensor([2]))
+        >>> stats.top_log_probs, stats.top_indices
+        (tensor([[-0.4076, -1.4076]]), tensor([[0, 2]]))
+    """
+    name = "token_stats"
+    check_input(name, logits, "logits")
+    if logits.dim() == 0 or logits.shape[-1] == 0:
+        raise RuntimeError(
+            f"{name}(): logits must be (..., classes) with a class, got {tuple(logits.shape)}"
+        )
+    if target is not None and not targets_are_classes(name, logits, target, logits.dim() - 1):
+        raise RuntimeError(f"{name}(): target must be int64 or uint8, got {target.dtype}")
+    if target is not None and target.dim() == logits.dim():
+        target = target.reshape(())
+    count = _count(name, top_k, logits.shape[-1])
+    return library.token_stats(logits, target, count, check_temperature(name, temperature))
+
+
+def _count(name: str, top_k: Any, classes: int) -> int:
+    if isinstance(top_k, bool) or not hasattr(top_k, "__index__"):
+        raise TypeError(f"{name}(): top_k must be an int, got {top_k!r}")
+    top_k = operator.index(top_k)
+    if not 0 <= top_k <= classes:
+        raise ValueError(f"{name}(): top_k must be in [0, {classes}], got {top_k}")
+    return top_k
