@@ -112,6 +112,7 @@ LEVELS |= {
     "catalogue": 5,
     "rowcalls": 5.2,
     "rowkernels": 5.5,
+    "cekernels": 5.6,
     "explanation": 6,
     "rowops": 6,
     "arguments": 6,

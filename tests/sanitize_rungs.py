@@ -12,7 +12,7 @@ import sys
 
 import torch
 
-from online_softmax import rowplan
+from online_softmax import cekernels, rowplan
 from online_softmax.catalogue import KERNELS, problem_of
 from online_softmax.cuda import launch, outer_launch, row_launch
 from online_softmax.cuda.launch import C_TYPE
@@ -23,6 +23,7 @@ PAD = 3  # elements between rows: another 16-byte phase each
 ROW_COLS = (1, 65, 1000, 4099)
 V5_COLS = 20_000  # several parts a row
 OUTER_COLS = (3, 70, 2100)
+LOSS_COLS = (1, 65, 1000, 9001, 140_001)  # a few lanes to several blocks a row, and split
 
 
 def main() -> int:
@@ -45,7 +46,7 @@ def main() -> int:
                     if not verdict.ok:
                         print(f"{record.name} {dtype} 3 x {cols} pad {pad}: {verdict.why}")
         print(f"{record.name}: done", flush=True)
-    wrong += rows(generator) + lying(generator)
+    wrong += rows(generator) + lying(generator) + losses(generator)
     print(f"{wrong} wrong")
     return 1 if wrong else 0
 
@@ -104,6 +105,55 @@ def lying(generator: torch.Generator) -> int:
                     wrong += run_lse_backward(x, y_type)
         print(f"as it lies: {x_type}, {y_type} done", flush=True)
     return wrong
+
+
+def losses(generator: torch.Generator) -> int:
+    """Cross-entropy and its gradient, both ways and in place, at every alignment and with options;
+    how many were wrong."""
+    wrong = 0
+    for dtype in C_TYPE:
+        for cols in LOSS_COLS:
+            for pad in (0, PAD):
+                base = torch.randn(3 * (cols + pad) - pad, generator=generator)
+                x = base.to(dtype).cuda().as_strided((3, cols), (cols + pad, 1))
+                for is_plain in (True, False):
+                    wrong += run_loss(x, is_plain)
+        print(f"cross-entropy: {dtype} done", flush=True)
+    return wrong
+
+
+def run_loss(x: torch.Tensor, is_plain: bool) -> bool:
+    """Whether a loss or a gradient is wrong: one target ignored, none or all of the options."""
+    cols = x.shape[1]
+    target = torch.tensor([0, -100, cols - 1], device="cuda")
+    weight = None if is_plain else torch.linspace(0.5, 1.5, cols, device="cuda")
+    smoothing, softcap = (0.0, None) if is_plain else (0.1, 5.0)
+    wide = x.double().requires_grad_()
+    z = wide if softcap is None else softcap * torch.tanh(wide / softcap)
+    want = torch.nn.functional.cross_entropy(
+        z,
+        target,
+        None if weight is None else weight.double(),
+        reduction="none",
+        label_smoothing=smoothing,
+    )
+    (want_dx,) = torch.autograd.grad(want.sum(), wide)
+    given = {"label_smoothing": smoothing, "softcap": softcap}
+    loss, lse = cekernels.forward(x, target, weight, **given)
+    ones = torch.ones(3, device="cuda")
+    dx = cekernels.backward(ones, x, target, lse, weight, **given)
+    both = cekernels.forward_with_gradient(x, target, ones, weight, **given)
+    copy = x.clone()
+    over = cekernels.forward_with_gradient(copy, target, ones, weight, **given, out=copy)
+    eps = torch.finfo(x.dtype).eps
+    pairs = [(loss, want, 1e-5), (both.loss, want, 1e-5)]
+    pairs += [(each, want_dx, 1e-6 + eps) for each in (dx, both.dlogits, over.dlogits)]
+    is_wrong = not all(
+        torch.allclose(got.double(), right, rtol=rtol, atol=1e-6) for got, right, rtol in pairs
+    )
+    if is_wrong:
+        print(f"cross-entropy {x.dtype} {tuple(x.shape)} plain {is_plain}: wrong")
+    return is_wrong
 
 
 def judged(op: str, inputs: list[torch.Tensor], got: torch.Tensor) -> bool:

@@ -11,7 +11,7 @@ import torch
 
 from online_softmax import jit
 from online_softmax.catalogue import FLOATS, KERNELS
-from online_softmax.cuda import outer_launch, row_launch
+from online_softmax.cuda import crossentropy_launch, outer_launch, row_launch
 from online_softmax.cuda.launch import LADDER, RUNG, instances
 from online_softmax.plan import ARCHES, Problem
 from online_softmax.rowplan import CLUSTER_ARCHES
@@ -64,6 +64,26 @@ def test_what_takes_x_as_it_lies(arch: str) -> None:
     for file, symbol in found if arch == "sm_90a" else found[:: 8 if arch == "sm_80" else 15]:
         taken = jit.resources(file, symbol, arch)
         assert not taken.has_local_memory, f"{symbol} for {arch}: {taken}"
+        assert taken.registers <= 128, f"{symbol} for {arch} leaves no room for 512 threads"
+
+
+@pytest.mark.parametrize("arch", KERNELS["safe"].arches)
+def test_cross_entropy(arch: str) -> None:
+    """The loss, its gradient and both at once, with every option: some widths on the measured
+    architecture, fewer on the others."""
+    widths = (1000, 50257, 131072) if arch == "sm_90a" else (1000, 131072)
+    types = (torch.float32, torch.bfloat16) if arch == "sm_90a" else (torch.bfloat16,)
+    found = crossentropy_launch.instances(arch, widths, types)
+    assert len({file for file, _ in found}) == 3
+    for file, symbol in found if arch in ("sm_80", "sm_90a") else found[::7]:
+        taken = jit.resources(file, symbol, arch)
+        # As of the rows; and the fullest shares of floats have no room for smoothing's options.
+        is_full = any(f"<float, {vectors}, " in symbol for vectors in range(11, 17))
+        is_whole = next(each for each in symbol.split(", ") if each in ("true", "false")) == "true"
+        allowed = 16 if is_whole else 192
+        if arch == "sm_75" or (is_full and symbol[-2] != "0"):
+            allowed = 1024
+        assert taken.stack_bytes <= allowed, f"{symbol} for {arch}: {taken}"
         assert taken.registers <= 128, f"{symbol} for {arch} leaves no room for 512 threads"
 
 

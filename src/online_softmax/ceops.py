@@ -32,7 +32,8 @@ class Options(NamedTuple):
 def implementation(logits: Tensor, o: Options, kernel: str) -> Any:
     """What computes rows, a module with the three functions of `reference.cross_entropy`.
 
-    The one place where a kernel is chosen.
+    The one place where a kernel is chosen. Those of `cekernels` have these signatures and are
+    tested by host execution; they are not chosen before they have run on a GPU.
 
     Args:
         logits: (rows, cols) of unit column stride; any dtype and device, and there may be none.

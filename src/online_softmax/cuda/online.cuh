@@ -140,6 +140,14 @@ __device__ __forceinline__ float natural_log(float x) {
 #endif
 }
 
+__device__ __forceinline__ float hyperbolic_tangent(float x) {
+#ifdef ONLINE_SOFTMAX_HOST
+  return __builtin_tanhf(x);
+#else
+  return tanhf(x);
+#endif
+}
+
 // (x - m) - log d, in that order: a large m must not swallow log d. NaN where m is not finite.
 __device__ __forceinline__ float log_prob(float x, State s) {
   const float log_d = is_finite(s.m) ? natural_log(s.d) : not_a_number();

@@ -3,21 +3,6 @@
 #include "emit.cuh"
 #include "rows.cuh"
 
-// Which row a group of lanes works on, and its first vector.
-template <int VECTORS, int LANES>
-struct Place {
-  int64_t row, first;
-  __device__ Place() {
-    if constexpr (LANES > 0) {
-      row = int64_t(blockIdx.x) * (blockDim.x / LANES) + threadIdx.x / LANES;
-      first = 0;
-    } else {
-      row = cluster_id();
-      first = int64_t(cluster_rank() * warp_count() + warp_id()) * (VECTORS * WARP);
-    }
-  }
-};
-
 template <typename X, typename Y, int VECTORS, int LANES, bool WHOLE, bool STREAM, typename Emit>
 __global__ void __launch_bounds__(512, VECTORS > 8 || (VECTORS == 8 && !WHOLE && LANES) ? 1 : 2)
     rows_in_registers(const X* x,  // (rows, cols) input, rows x_row_stride apart

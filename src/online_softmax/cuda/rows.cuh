@@ -23,6 +23,21 @@ struct Shift {
   __device__ float back() const { return is_coarse() ? 1.0f : exponential2(-lost); }
 };
 
+// Which row a group of lanes works on, and its first vector.
+template <int VECTORS, int LANES>
+struct Place {
+  int64_t row, first;
+  __device__ Place() {
+    if constexpr (LANES > 0) {
+      row = int64_t(blockIdx.x) * (blockDim.x / LANES) + threadIdx.x / LANES;
+      first = 0;
+    } else {
+      row = cluster_id();
+      first = int64_t(cluster_rank() * warp_count() + warp_id()) * (VECTORS * WARP);
+    }
+  }
+};
+
 // A share folded: its state, in natural units, how its terms were shifted, and its largest element.
 struct Folded {
   State s;

@@ -1,0 +1,85 @@
+// Cross-entropy of rows that fit in registers: the loss, and the gradient while the row is on chip. One
+// read, and one write where the gradient is asked for, which may go over the logits themselves. Shares
+// lie as in rows.cu.
+#include "crossentropy.cuh"
+
+// Blocks of 512 threads that a multiprocessor shall hold: what takes more than 64 registers is alone.
+template <int VECTORS, int LANES, bool WHOLE, bool CAPPED, int SMOOTHING>
+constexpr int AT_ONCE =
+    VECTORS > 8 || (VECTORS == 8 && !WHOLE && LANES) || CAPPED || SMOOTHING == WEIGHTED ? 1 : 2;
+
+// The group that has the target's column alone reads the target's logit and writes loss and lse: in
+// place, nobody else may still need what it overwrites.
+template <typename X, int VECTORS, int LANES, bool WHOLE, bool STREAM, bool WRITES, bool CAPPED,
+          int SMOOTHING>
+__global__ void __launch_bounds__(512, AT_ONCE<VECTORS, LANES, WHOLE, CAPPED, SMOOTHING>)
+    cross_entropy_in_registers(
+        const X* x,                // (rows, cols) logits, rows x_row_stride apart
+        const int64_t* targets,    // (rows)
+        const float* weights,      // (cols), with has_weights
+        const float* all_weights,  // their sum, if WEIGHTED
+        const float* dloss,        // (rows), dloss_stride apart, if WRITES
+        float* loss,               // (rows)
+        float* lse,                // (rows)
+        float* lse_rest,           // (rows), with has_rest: what rounding takes from lse
+        X* dx,                     // (rows, cols), rows dx_row_stride apart, if WRITES
+        int64_t rows, int64_t cols, int64_t x_row_stride, int64_t dx_row_stride,
+        int64_t dloss_stride, int64_t ignore_index, int64_t has_weights, int64_t has_rest,
+        float scale, float softcap, float hard, float soft, float z_loss) {
+  constexpr int GROUP = LANES ? LANES : WARP;
+  DYNAMIC_SHARED(State, slots);  // an Exchange's
+  SHARED_ARRAY(uint64_t, arrived, 2);
+  Exchange exchange = {slots, arrived};
+
+  const Place<VECTORS, LANES> at;
+  const bool has_row = at.row < rows;  // lanes without one load nothing, and shuffle
+  const int64_t row = has_row ? at.row : 0, last = has_row ? cols : 0;
+  const X* x_row = x + row * x_row_stride;
+  X* dx_row = dx + row * dx_row_stride;
+  using Part = Share<X, VECTORS, GROUP, WHOLE>;
+  Part share;
+  const int begin_x = WHOLE ? 0 : position_of(x_row);
+  const auto held = share.of(at.first, last, WHOLE || !WRITES ? begin_x : position_of(dx_row));
+  const auto source = fetch_global<STREAM>(share, held, x_row, Span(x, rows, cols, x_row_stride),
+                                           at.first, -infinity());
+  if constexpr (LANES == 0) exchange.open();  // while the words are on their way
+  const Target target(targets, weights, has_weights != 0, row, cols, ignore_index);
+  const float x_of_target = target.is_class ? load(x_row + target.col) : 0.0f;
+  const Mix mix = {hard, soft, z_loss, SMOOTHING == WEIGHTED ? all_weights[0] : float(cols)};
+  settle_share<false>(share, held, source, -infinity());
+
+  const Logit<CAPPED> logit(scale, softcap);
+  float mapped = 0.0f, reference = 0.0f, below = 0.0f;
+  if constexpr (SMOOTHING != HARD) {  // before the fold: it replaces floats by terms
+    reference = reference_of(logit.map(x_of_target));
+    below = sum_below<SMOOTHING>(share, held, logit, reference, weights, at.first, cols);
+    if (sizeof(X) < 4) forget_floats(share, hidden_zero(rows, {below, below}));
+  }
+  const Folded folded = fold_logits<WRITES>(share, held, logit);
+  State s = folded.s;
+  if constexpr (LANES == 0) {
+    if (cluster_size() * warp_count() > 1) {
+      s = exchange.merge(s, 0);
+      if constexpr (SMOOTHING != HARD) below = exchange.add({0.0f, below}, 1).d;
+    }
+  }
+  if constexpr (WRITES) {
+    const float unit = weight(folded.s.m, s.m) * folded.shift.back();
+    const float prob = is_finite(s.m) ? unit / s.d : not_a_number();
+    const float dloss_of_row = has_row ? dloss[row * dloss_stride] : 0.0f;
+    const LogitGradient<CAPPED, SMOOTHING> gradient(logit, folded.shift, prob, ::lse(s),
+                                                    dloss_of_row, target, mix, weights, cols);
+    emit_logits<STREAM, true>(share, held, gradient, target, x_of_target, dx_row, at.first,
+                              hidden_zero(rows, s));
+  }
+  // Last: by now the share holds no registers.
+  const bool has_target = target.is_among(at.first * Part::N, held.count());
+  const bool answers = target.is_class ? has_target : has_row && at.first == 0;
+  if (answers && Part::lane() == 0) {
+    mapped = logit.map(x_of_target);
+    const TwoPartLse parts(s);
+    store(loss + row, row_loss<SMOOTHING>(s, logit, target, mapped, reference, below, mix));
+    store(lse + row, parts.value);
+    if (has_rest) store(lse_rest + row, parts.rest);
+  }
+}

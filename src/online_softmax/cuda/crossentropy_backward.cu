@@ -1,0 +1,55 @@
+// The gradient of cross-entropy by the logits, from each row's lse: one read, one write, which may go
+// over the logits themselves. A group of lanes has a row, or (LANES 0) a warp a part of one; no group
+// knows of another.
+#include "crossentropy.cuh"
+
+template <typename X, int VECTORS, int LANES, bool WHOLE, bool STREAM, bool CAPPED, int SMOOTHING>
+__global__ void __launch_bounds__(256, SMOOTHING == WEIGHTED ? 2 : 4)
+    cross_entropy_backward(const X* x,              // (rows, cols) logits, rows x_row_stride apart
+                           const int64_t* targets,  // (rows)
+                           const float* weights,    // (cols), with has_weights
+                           const float* all_weights,  // their sum, if WEIGHTED
+                           const float* dloss,        // (rows), dloss_stride apart
+                           const float* lse,          // (rows)
+                           const float* lse_rest,     // (rows), with has_rest
+                           X* dx,                     // (rows, cols), rows dx_row_stride apart
+                           int64_t rows, int64_t cols, int64_t x_row_stride, int64_t dx_row_stride,
+                           int64_t dloss_stride, int64_t ignore_index, int64_t parts,
+                           int64_t has_weights, int64_t has_rest, float scale, float softcap,
+                           float hard, float soft, float z_loss) {
+  constexpr int GROUP = LANES ? LANES : WARP;
+  int64_t at_row, first = 0;
+  if constexpr (LANES > 0) {
+    at_row = int64_t(blockIdx.x) * (blockDim.x / LANES) + threadIdx.x / LANES;
+  } else {  // rows parts is under 2^32
+    const uint32_t index = blockIdx.x * uint32_t(warp_count()) + uint32_t(warp_id());
+    at_row = index / uint32_t(parts);
+    first = int64_t(index % uint32_t(parts)) * (VECTORS * WARP);
+  }
+  const bool has_row = at_row < rows;  // lanes without one load nothing, and shuffle
+  const int64_t row = has_row ? at_row : 0, last = has_row ? cols : 0;
+  const X* x_row = x + row * x_row_stride;
+  X* dx_row = dx + row * dx_row_stride;
+  using Part = Share<X, VECTORS, GROUP, WHOLE>;
+  Part share;
+  const auto held = share.of(first, last, WHOLE ? 0 : position_of(dx_row));
+  const auto source = fetch_global<STREAM>(share, held, x_row, Span(x, rows, cols, x_row_stride),
+                                           first, -infinity());
+  const Target target(targets, weights, has_weights != 0, row, cols, ignore_index);
+  const bool has_target = target.is_among(first * Part::N, held.count());
+  const float x_of_target = has_target ? load(x_row + target.col) : 0.0f;
+  const Mix mix = {hard, soft, z_loss, SMOOTHING == WEIGHTED ? all_weights[0] : float(cols)};
+  const float whole = lse[row], rest = has_rest ? lse_rest[row] : 0.0f;
+
+  // Terms are shifted by what is about lse; `prob` makes up for the difference.
+  const Logit<CAPPED> logit(scale, softcap);
+  const Shift shift(whole / logit.scale, logit.scale);
+  const float off = fused(shift.raw, logit.scale, -whole) - rest;
+  const float prob = is_finite(whole) ? exponential(off) * shift.back() : not_a_number();
+  const LogitGradient<CAPPED, SMOOTHING> gradient(
+      logit, shift, prob, whole, dloss[row * dloss_stride], target, mix, weights, cols);
+  settle_share<false>(share, held, source, -infinity());
+  const State unused = {whole, whole};
+  emit_logits<STREAM, false>(share, held, gradient, target, x_of_target, dx_row, first,
+                             hidden_zero(rows, unused));
+}

@@ -1,0 +1,189 @@
+"""How the kernels of cross-entropy are launched: symbols, template arguments, grids.
+
+Logits are (rows, cols) with unit column stride; so is their gradient, which may be the logits
+themselves. Losses, lse and their gradients are float32, targets int64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from online_softmax import rowplan
+from online_softmax.cuda.launch import C_TYPE, Launch
+from online_softmax.cuda.row_launch import WIDTHS, _exchange_bytes, _grid, _text, is_whole
+from online_softmax.plan import WARP, ceil_div, next_power_of_two
+from online_softmax.rowplan import Row
+
+FILE, SPLIT_FILE = "crossentropy.cu", "crossentropy_split.cu"
+BACKWARD_FILE = "crossentropy_backward.cu"
+HARD, SMOOTH, WEIGHTED = range(3)  # crossentropy.cuh
+BACKWARD_BLOCK, BACKWARD_VECTORS = 256, 4  # threads; vectors a lane holds at most
+FOLD_OP, GRADIENT_OP = "logsumexp", "softmax"  # whose cuts the loss takes, and with the gradient
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the loss depends on beside logits and targets."""
+
+    weight: Tensor | None = None  # (cols) float32
+    weight_sum: Tensor | None = None  # its sum, float32, where there is smoothing
+    ignore_index: int = -100
+    smoothing: float = 0.0
+    z_loss: float = 0.0
+    softcap: float | None = None
+    scale: float = 1.0
+
+    @property
+    def kinds(self) -> str:
+        """The kernels' last template arguments."""
+        smoothing = HARD if self.smoothing == 0 else SMOOTH if self.weight is None else WEIGHTED
+        return f"{_text(self.softcap is not None)}, {smoothing}"
+
+    def logit(self) -> tuple[float, float]:
+        """scale and softcap."""
+        return float(self.scale), float(self.softcap or 0.0)
+
+    def mix(self, cols: int) -> tuple[float, float, float]:
+        """hard, soft and z_loss of crossentropy.cuh."""
+        return 1.0 - self.smoothing, self.smoothing / max(cols, 1), float(self.z_loss)
+
+    def weights(self, none: Tensor) -> tuple[Tensor, Tensor]:
+        """The weights and their sum; `none`, which nobody reads, where there are none."""
+        weight = none if self.weight is None else self.weight
+        return weight, none if self.weight_sum is None else self.weight_sum
+
+
+def in_registers(
+    x: Tensor,
+    target: Tensor,
+    dloss: Tensor | None,
+    loss: Tensor,
+    lse: Tensor,
+    lse_rest: Tensor | None,
+    dx: Tensor | None,
+    options: Options,
+    row: Row,
+    streams: bool,
+) -> list[Launch]:
+    """The loss of each row and its lse, and with dx the gradient, by the cut of a `registers` row.
+
+    dloss: (rows) of any stride, 0 included; needed with dx.
+    """
+    rows, cols = x.shape
+    whole = is_whole(x) if dx is None else is_whole(x, dx)
+    flags = f"{_text(whole)}, {_text(streams)}, {_text(dx is not None)}"
+    kinds = f"{C_TYPE[x.dtype]}, {row.vectors}, {row.lanes}, {flags}, {options.kinds}"
+    written, given = x if dx is None else dx, loss if dloss is None else dloss
+    args = (
+        x, target, *options.weights(loss), given, loss, lse, loss if lse_rest is None else lse_rest,
+        written, rows, cols, x.stride(0), written.stride(0), given.stride(0), options.ignore_index,
+        int(options.weight is not None), int(lse_rest is not None), *options.logit(),
+        *options.mix(cols),
+    )  # fmt: skip
+    symbol, grid = f"cross_entropy_in_registers<{kinds}>", _grid(row, rows)
+    return [Launch(FILE, symbol, args, grid, row.block, row.cluster, _exchange_bytes(row))]
+
+
+def split(
+    x: Tensor,
+    target: Tensor,
+    loss: Tensor,
+    lse: Tensor,
+    lse_rest: Tensor | None,
+    options: Options,
+    row: Row,
+) -> list[Launch]:
+    """The loss of each row and its lse, by the cut of a `split` row."""
+    rows, cols = x.shape
+    grid = rows * row.parts
+    states = torch.empty((grid, 2), dtype=torch.float32, device=x.device)
+    sums = torch.empty(grid, dtype=torch.float32, device=x.device) if options.smoothing else loss
+    weight, weight_sum = options.weights(loss)
+    x_type, sizes = C_TYPE[x.dtype], (rows, cols, x.stride(0), options.ignore_index, row.parts)
+    fold = f"cross_entropy_fold<{x_type}, {row.vectors}, {_text(is_whole(x))}, {options.kinds}>"
+    args = (x, target, weight, states, sums, *sizes, *options.logit())
+    first = Launch(SPLIT_FILE, fold, args, grid, row.block)
+    merge = f"cross_entropy_merge<{x_type}, {options.kinds}>"
+    rest = loss if lse_rest is None else lse_rest
+    has = int(options.weight is not None), int(lse_rest is not None)
+    tensors = (x, target, weight, weight_sum, states, sums, loss, lse, rest)
+    merge_args = (*tensors, *sizes, *has, *options.logit(), *options.mix(cols))
+    blocks = ceil_div(rows * WARP, row.block)
+    return [first, Launch(SPLIT_FILE, merge, merge_args, blocks, row.block, dependent=True)]
+
+
+def backward(
+    dloss: Tensor,
+    x: Tensor,
+    target: Tensor,
+    lse: Tensor,
+    lse_rest: Tensor | None,
+    dx: Tensor,
+    options: Options,
+    streams: bool,
+) -> list[Launch]:
+    """The gradient by the logits into dx, which may be x. dloss: (rows) of any stride."""
+    rows, cols = x.shape
+    words = rowplan.vectors_a_row(cols, x.itemsize)
+    lanes = next_power_of_two(ceil_div(words, BACKWARD_VECTORS))
+    if lanes <= WARP:
+        vectors, parts = ceil_div(words, lanes), 1
+        grid = ceil_div(rows * lanes, BACKWARD_BLOCK)
+    else:
+        vectors, lanes = BACKWARD_VECTORS, 0
+        parts = ceil_div(words, vectors * WARP)
+        grid = ceil_div(rows * parts * WARP, BACKWARD_BLOCK)
+    flags = f"{_text(is_whole(x, dx))}, {_text(streams)}"
+    kinds = f"{C_TYPE[x.dtype]}, {vectors}, {lanes}, {flags}, {options.kinds}"
+    args = (
+        x, target, *options.weights(lse), dloss, lse, lse if lse_rest is None else lse_rest, dx,
+        rows, cols, x.stride(0), dx.stride(0), dloss.stride(0), options.ignore_index, parts,
+        int(options.weight is not None), int(lse_rest is not None), *options.logit(),
+        *options.mix(cols),
+    )  # fmt: skip
+    return [Launch(BACKWARD_FILE, f"cross_entropy_backward<{kinds}>", args, grid, BACKWARD_BLOCK)]
+
+
+def _variants() -> Iterator[Options]:
+    """One of each kind."""
+    weight = torch.empty(1, device="meta")
+    for softcap in (None, 30.0):
+        yield Options(softcap=softcap)
+        yield Options(softcap=softcap, smoothing=0.1)
+        yield Options(softcap=softcap, smoothing=0.1, weight=weight, weight_sum=weight)
+
+
+def instances(
+    arch: str,
+    widths: Sequence[int] = WIDTHS,
+    dtypes: Sequence[torch.dtype] = tuple(C_TYPE),
+    variants: Sequence[Options] = tuple(_variants()),
+) -> list[tuple[str, str]]:
+    """Every (file, symbol) that is planned on an architecture for rows of these widths, whole or
+    not: what a compile run compiles."""
+    found: dict[tuple[str, str], None] = {}
+    for dtype in dtypes:
+        name = str(dtype).removeprefix("torch.")
+        for cols in widths:
+            for gap in (0, 1):  # whole rows, and others
+                x = torch.empty((2, cols + gap), dtype=dtype, device="meta")[:, gap:]
+                loss, target = x[:, 0], x[:, 0]  # stand for others: only their strides are read
+                folded = rowplan.numbers(FOLD_OP, cols, name, arch)
+                kept = rowplan.numbers(GRADIENT_OP, cols, name, arch)
+                for options in variants:
+                    work = backward(loss, x, target, loss, None, x, options, True)
+                    if folded.kernel == "registers":
+                        tensors = (x, target, None, loss, loss, None, None)
+                        work += in_registers(*tensors, options, folded, True)
+                    else:
+                        work += split(x, target, loss, loss, None, options, folded)
+                    if kept.kernel == "registers":
+                        tensors_too = (x, target, loss, loss, loss, None, x)
+                        work += in_registers(*tensors_too, options, kept, True)
+                    for launch in work:
+                        found[launch.file, launch.symbol] = None
+    return list(found)
