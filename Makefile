@@ -23,7 +23,7 @@ else
   TORCH :=
   RUN := $(VENV)/bin/python
   CLANG_FORMAT := $(VENV)/bin/clang-format
-  WORKERS := -n auto --maxprocesses 8
+  WORKERS := -n auto --maxprocesses 8 --dist worksteal
   THREADS := OMP_NUM_THREADS=1
 endif
 
