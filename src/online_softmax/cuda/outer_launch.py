@@ -13,9 +13,10 @@ from torch import Tensor
 
 from online_softmax import outerplan, rowplan
 from online_softmax.cuda.launch import C_TYPE, Launch
-from online_softmax.cuda.row_launch import EMIT, GRADIENT, STATE_BYTES
+from online_softmax.cuda.row_launch import EMIT, GRADIENT
 from online_softmax.outerplan import Outer
 from online_softmax.plan import VECTOR_BYTES, ceil_div
+from online_softmax.ring import STATE_BYTES
 
 LSE_BLOCK = 256  # threads of `lse_backward`, one word of 16 bytes each
 

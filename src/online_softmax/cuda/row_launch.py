@@ -24,7 +24,6 @@ from online_softmax.rowplan import Row
 FILE = {name: f"{name}.cu" for name in ("landed", "streamed", "split")} | {"registers": "rows.cu"}
 EMIT = {"softmax": "EmitSoftmax", "log_softmax": "EmitLogSoftmax", "logsumexp": "EmitLse"}
 GRADIENT = {"softmax_backward": "BackwardSoftmax", "log_softmax_backward": "BackwardLogSoftmax"}
-STATE_BYTES = 8  # m and d
 EXCHANGE_SETS = 2  # exchange.cuh: two rows take turns
 
 HOST_CLUSTERS, HOST_BLOCKS = 2, 3  # that stay, in host execution: some rows follow others
@@ -46,20 +45,26 @@ def _text(flag: bool) -> str:
 
 
 def _exchange_bytes(row: Row) -> int:
-    return 0 if row.lanes else EXCHANGE_SETS * STATE_BYTES * row.cluster * row.block // WARP
+    return 0 if row.lanes else EXCHANGE_SETS * ring.STATE_BYTES * row.cluster * row.block // WARP
 
 
 def _grid(row: Row, rows: int) -> int:
     return ceil_div(rows * row.lanes, row.block) if row.lanes else rows * row.cluster
 
 
-def _clusters_that_stay(work: Launch, x: Tensor) -> Launch:
-    """A landed kernel's grid: as many clusters as the device holds, at most one a row."""
+def _landed(
+    symbol: str, tensors: tuple[Tensor, ...], tail: tuple[Any, ...], row: Row, whole: bool
+) -> list[Launch]:
+    """As many clusters as the device holds, at most one a row; all tensors but the last land."""
     from online_softmax import jit
 
+    x = tensors[0]
+    words = (len(tensors) - 1) * (row.vectors * WARP + (0 if whole else ring.EDGE_WORDS))
+    shared = words * VECTOR_BYTES * row.block // WARP + _exchange_bytes(row)
+    args = (*tensors, *tail)
+    work = Launch(FILE["landed"], symbol, args, 0, row.block, row.cluster, shared)
     held = jit.max_clusters(work, x.device) if x.is_cuda else HOST_CLUSTERS
-    grid = min(held, x.shape[0]) * work.cluster
-    return replace(work, grid=grid)
+    return [replace(work, grid=min(held, x.shape[0]) * work.cluster)]
 
 
 def forward(
@@ -79,11 +84,7 @@ def forward(
         return _split(op, x, y, scale, zero_empty, row, whole)
     if row.kernel == "landed":
         kinds = f"{x_type}, {y_type}, {row.vectors}, {_text(whole)}, {_text(streams)}, {emit}"
-        words = row.vectors * WARP + (0 if whole else ring.EDGE_WORDS)
-        shared = words * VECTOR_BYTES * row.block // WARP + _exchange_bytes(row)
-        args = (x, y, *tail)
-        work = Launch(file, f"rows_landed<{kinds}>", args, 0, row.block, row.cluster, shared)
-        return [_clusters_that_stay(work, x)]
+        return _landed(f"rows_landed<{kinds}>", (x, y), tail, row, whole)
     kinds = (
         f"{x_type}, {y_type}, {row.vectors}, {row.lanes}, {_text(whole)}, {_text(streams)}, {emit}"
     )
@@ -188,11 +189,7 @@ def backward(
         return [first, Launch(file, symbol, last, grid, row.block, dependent=True)]
     if row.kernel == "landed":
         kinds = f"{x_type}, {row.vectors}, {_text(whole)}, {_text(streams)}, {kind}"
-        words = 2 * (row.vectors * WARP + (0 if whole else ring.EDGE_WORDS))
-        shared = words * VECTOR_BYTES * row.block // WARP + _exchange_bytes(row)
-        symbol = f"rows_landed_backward<{kinds}>"
-        work = Launch(file, symbol, (dy, y, dx, *tail), 0, row.block, row.cluster, shared)
-        return [_clusters_that_stay(work, y)]
+        return _landed(f"rows_landed_backward<{kinds}>", (dy, y, dx), tail, row, whole)
     kinds = f"{x_type}, {row.vectors}, {row.lanes}, {_text(whole)}, {_text(streams)}, {kind}"
     symbol, shared = f"rows_in_registers_backward<{kinds}>", _exchange_bytes(row)
     args = (dy, y, dx, *tail)
