@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from online_softmax import cekernels
 from online_softmax.reference import cross_entropy as reference
 from online_softmax.reference.ops import sum_dtype
 from online_softmax.rowops import with_values
@@ -32,14 +33,15 @@ class Options(NamedTuple):
 def implementation(logits: Tensor, o: Options, kernel: str) -> Any:
     """What computes rows, a module with the three functions of `reference.cross_entropy`.
 
-    The one place where a kernel is chosen. Those of `cekernels` have these signatures and are
-    tested by host execution; they are not chosen before they have run on a GPU.
+    The one place where a kernel is chosen.
 
     Args:
         logits: (rows, cols) of unit column stride; any dtype and device, and there may be none.
         o: the options.
         kernel: the name of a kernel to force, or "".
     """
+    if rows.numel() and not kernel and cekernels.takes(rows, o.softcap, o.scale):
+        return cekernels
     return reference
 
 
