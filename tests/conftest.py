@@ -11,7 +11,16 @@ import torch
 if TYPE_CHECKING:
     from online_softmax.lab.results import Run
 
-KITS = ("bench_kit", "cli_kit", "host_kit", "ladder_kit", "languages", "rows_kit", "triton_kit")
+KITS = (
+    "bench_kit",
+    "cli_kit",
+    "host_kit",
+    "ladder_kit",
+    "languages",
+    "matrix_kit",
+    "rows_kit",
+    "triton_kit",
+)
 pytest.register_assert_rewrite(*KITS)
 
 if not torch.cuda.is_available():

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from matrix_kit import ARCH, forward, matrix, needs_compiler, run
 from online_softmax import batch_invariant, rowchoice, rowkernels, rowplan, softmax
 from online_softmax.cuda import row_launch
 from online_softmax.lab import opjudge
 from online_softmax.plan import WARP, Problem
 from online_softmax.rowplan import BACKWARD, OPERATIONS, Row
 from test_invariance_gpu import changed, computed, moved
-from test_rows import ARCH, forward, matrix, needs_compiler, run
 
 VECTORS = 2100  # of a row: it takes several blocks, whatever the operation
 SHAPES = [(torch.float32, 0), (torch.float32, 1), (torch.bfloat16, 0), (torch.bfloat16, 3)]

@@ -7,68 +7,25 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 
-from online_softmax import rowkernels, rowplan, rowsweep
-from online_softmax.cuda import host, outer_launch, row_launch
-from online_softmax.plan import Problem
-from online_softmax.rowplan import BACKWARD, OPERATIONS, Row
-
-ARCH = "sm_90a"
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-KERNELS = tuple(rowplan.IDEAS)
-LAYOUTS = ((0, 0), (1, 0), (3, 5))  # elements before the first row, and between rows
-WIDTHS = (1, 6, 8, 15, 33, 257, 1024, 2051)
-
-needs_compiler = pytest.mark.skipif(
-    host.compiler() is None, reason="host execution needs g++ or clang++"
+from matrix_kit import (
+    ARCH,
+    FLOATS,
+    KERNELS,
+    LAYOUTS,
+    WIDTHS,
+    awkward,
+    close,
+    expected,
+    forward,
+    matrix,
+    needs_compiler,
+    rows_of,
+    run,
 )
-
-
-def run(launches: list) -> None:
-    for launch in launches:
-        if launch.grid:
-            host.launch(launch)
-
-
-def matrix(rows: int, cols: int, dtype: torch.dtype, start: int, gap: int) -> Tensor:
-    return (torch.randn(rows, cols + start + gap) * 3).to(dtype)[:, start : start + cols]
-
-
-def awkward(cols: int, dtype: torch.dtype, start: int, gap: int) -> Tensor:
-    x = matrix(5, cols, dtype, start, gap)
-    if cols > 2:
-        x[1], x[2, 1], x[3, 0] = -math.inf, math.nan, math.inf
-    return x
-
-
-def expected(op: str, x: Tensor, scale: float, zero_empty: bool) -> Tensor:
-    wide = x.double() * scale
-    if op == "logsumexp":
-        return torch.logsumexp(wide, -1, keepdim=True)
-    y = torch.softmax(wide, -1) if op == "softmax" else torch.log_softmax(wide, -1)
-    if zero_empty:
-        y[(wide == -math.inf).all(-1)] = 0.0 if op == "softmax" else -math.inf
-    return y
-
-
-def forward(op: str, x: Tensor, row: Row, scale: float = 1.0, zero_empty: bool = False) -> Tensor:
-    y = torch.full((len(x), 1 if op == "logsumexp" else x.shape[1]), 7.0, dtype=x.dtype)
-    run(row_launch.forward(op, x, y, scale, zero_empty, row, streams=True))
-    return y
-
-
-def close(got: Tensor, want: Tensor, atol: float) -> None:
-    eps = 0.0 if got.dtype == torch.float32 else torch.finfo(got.dtype).eps
-    torch.testing.assert_close(got.double(), want, rtol=4e-6 + eps, atol=atol, equal_nan=True)
-
-
-def rows_of(kernel: str, op: str, cols: int, dtype: torch.dtype) -> Row | None:
-    problem = Problem(5, cols, str(dtype).removeprefix("torch."), arch=ARCH)
-    if rowplan.reasons(kernel, op, problem):
-        return None
-    return rowplan.forced(kernel, op, cols, problem.dtype, ARCH)
-
+from online_softmax import rowkernels, rowplan, rowsweep
+from online_softmax.cuda import outer_launch, row_launch
+from online_softmax.rowplan import BACKWARD, OPERATIONS
 
 CASES = [*itertools.product(OPERATIONS, KERNELS)]
 
@@ -101,92 +58,6 @@ def test_every_kernel_agrees_with_float64(op: str, kernel: str, dtype: torch.dty
         if zero_empty:
             want[(x == -math.inf).all(-1)] = 0.0
         close(dx, want, 1e-5)
-
-
-@needs_compiler
-@pytest.mark.parametrize("op", OPERATIONS)
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_a_row_keeps_its_bits(op: str, kernel: str) -> None:
-    """Alone or among others, at every address: the same bits."""
-    cols, dtype = 1027, torch.bfloat16
-    row = rows_of(kernel, op, cols, dtype)
-    if row is None:
-        return
-    values = matrix(3, cols, dtype, 0, 0)
-
-    def result(x: Tensor) -> Tensor:
-        if op not in BACKWARD:
-            return forward(op, x, row)
-        dx, y = torch.empty(x.shape, dtype=dtype), values[: len(x)].softmax(-1)
-        run(row_launch.backward(op, x, y, dx, 1.0, False, row, streams=True))
-        return dx
-
-    want = result(values)
-    for start in range(8):
-        base = torch.zeros(3, cols + start, dtype=dtype)
-        base[:, start:] = values
-        assert torch.equal(result(base[:, start:]), want)
-    assert torch.equal(result(values[:1]), want[:1])
-
-
-def placed(values: Tensor, position: int) -> Tensor:
-    """A copy that begins so many elements past a 16-byte boundary."""
-    base = torch.empty(values.numel() + 16, dtype=values.dtype)
-    first = -base.data_ptr() % 16 // values.itemsize + position
-    return base[first : first + values.numel()].view(values.shape).copy_(values)
-
-
-@needs_compiler
-@pytest.mark.parametrize("op", ["softmax", "softmax_backward"])
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_a_tensor_may_begin_anywhere_beside_any_other(op: str, kernel: str) -> None:
-    """x and y, or dy, y and dx, at every position in 16 bytes: as `out` and views of rows may lie.
-    One row for several too: each begins where the tensor begins."""
-    dtype, cols = torch.bfloat16, 203
-    row = rows_of(kernel, op, cols, dtype)
-    assert row is not None
-    x, y = matrix(2, cols, dtype, 0, 0), matrix(2, cols, dtype, 0, 0).softmax(-1)
-    repeated = placed(x[:1], 1).expand(5, -1)
-    results = []
-    for of_x, of_result in itertools.product(range(8), range(8)):
-        for given in (placed(x, of_x), repeated):
-            out = placed(torch.full((len(given), cols), 7.0, dtype=dtype), of_result)
-            if op in BACKWARD:
-                o = placed(y[:1].expand(5, -1) if given is repeated else y, (of_x + 3) % 8)
-                run(row_launch.backward(op, given, o, out, 1.0, False, row, streams=False))
-            else:
-                run(row_launch.forward(op, given, out, 1.0, False, row, streams=False))
-            results.append(out)
-    assert all(torch.equal(each, results[0]) for each in results[::2])
-    assert all(torch.equal(each, results[0][:1].expand(5, -1)) for each in results[1::2])
-
-
-@needs_compiler
-def test_of_words_that_begin_outside_the_matrix_none_is_read() -> None:
-    launches: list = []
-    for start, out_start, cols in itertools.product(range(4), range(4), (1, 4)):
-        x, y = torch.randn(1, cols), torch.empty(1, cols)
-        x, y = placed(x, start), placed(y, out_start)
-        row = Row("registers", 1, 1, 32)
-        launches += row_launch.forward("softmax", x, y, 1.0, False, row, streams=False)
-    report = host.sanitize(launches, "address,undefined")
-    assert report.ok, report.text
-
-
-@needs_compiler
-@pytest.mark.parametrize("op", BACKWARD)
-def test_landed_and_registers_give_the_same_bits(op: str) -> None:
-    """So a few rows need not wait for a landing; nor do blocks a row change a bit."""
-    dtype = torch.bfloat16
-    for cols in (5001, 4104):
-        landed = Row("landed", 4, 0, 96, 2)
-        x, y = matrix(3, cols, dtype, 0, 0), matrix(3, cols, dtype, 1, 0).softmax(-1).contiguous()
-        results = []
-        for row in (landed, Row("registers", 4, 0, 96, 2), Row("registers", 4, 0, 32, 8)):
-            dx = torch.empty(x.shape, dtype=dtype)
-            run(row_launch.backward(op, x.contiguous(), y, dx, 1.0, False, row, streams=False))
-            results.append(dx)
-        assert all(torch.equal(each, results[0]) for each in results), cols
 
 
 @needs_compiler

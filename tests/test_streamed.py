@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from matrix_kit import ARCH, awkward, close, expected, matrix, needs_compiler
 from online_softmax import catalogue, jit, ring, rowchoice, rowkernels, rowplan, rowsweep
 from online_softmax.arches import ARCHES
 from online_softmax.cuda import host, row_launch
@@ -17,7 +18,6 @@ from online_softmax.cuda.launch import Launch, run
 from online_softmax.plan import Problem, ceil_div
 from online_softmax.rowplan import BACKWARD, Row, vectors_a_row
 from rows_kit import gpu
-from test_rows import ARCH, awkward, close, expected, matrix, needs_compiler
 
 OPERATIONS = tuple(op for op in rowplan.OPERATIONS if op != "logsumexp")
 DTYPES = (torch.float32, torch.bfloat16)

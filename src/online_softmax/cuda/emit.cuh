@@ -47,7 +47,8 @@ struct BackwardSoftmax {
   __device__ BackwardSoftmax(float sum, float top, float scale, bool zero_empty)
       : sum(sum), scale(scale), is_zero(zero_empty && top == 0.0f) {}
   __device__ static float y_past_the_end() { return 0.0f; }
-  __device__ static float term(float dy, float y) { return dy * y; }
+  // Rounded by itself, so that it does not matter whether it is added in a loop or past the words.
+  __device__ static float term(float dy, float y) { return product(dy, y); }
   __device__ float operator()(float dy, float y) const {
     return is_zero ? 0.0f : scale * (y * (dy - sum));
   }
@@ -61,7 +62,7 @@ struct BackwardLogSoftmax {
   __device__ static float y_past_the_end() { return -infinity(); }
   __device__ static float term(float dy, float) { return dy; }
   __device__ float operator()(float dy, float y) const {
-    return is_zero ? 0.0f : scale * (dy - exponential(y) * sum);
+    return is_zero ? 0.0f : scale * fused(-exponential(y), sum, dy);
   }
 };
 

@@ -49,7 +49,7 @@ __device__ __forceinline__ bool warp_any(bool flag) {
 // a lane where five pairwise merges need ten).
 __device__ __forceinline__ State warp_merge(State s) {
   const float m = warp_fold<Maximum>(s.m);
-  return {m, warp_fold<Sum>(s.d * weight(s.m, m))};
+  return {m, warp_fold<Sum>(product(s.d, weight(s.m, m)))};
 }
 
 // ---- block: every thread ends with the result. Whole warps only (blockDim.x a multiple of 32).

@@ -26,10 +26,15 @@ __device__ __forceinline__ float exponential2(float x) {
 // maximum's own term is exactly 1.
 __device__ __forceinline__ float exponential(float x) { return exponential2(x * LOG2_E); }
 
-// a b, rounded by itself: never part of a fused a b + c.
+// a b, rounded by itself: never part of a fused a b + c, which the compiler else forms as it likes,
+// in one kernel or on one path and not on another: where bits must agree, this or `fused` says which.
 __device__ __forceinline__ float product(float a, float b) {
 #ifdef ONLINE_SOFTMAX_HOST
-  return a * b;
+  float y = a * b;
+#ifdef __FMA__
+  asm("" : "+r"(y));  // opaque: not fused either
+#endif
+  return y;
 #else
   return __fmul_rn(a, b);
 #endif
@@ -103,7 +108,7 @@ __device__ __forceinline__ Joined join(float m_a, float m_b) {
 
 __device__ __forceinline__ State merge(State a, State b) {
   const Joined j = join(a.m, b.m);
-  return {j.m, a.d * j.w_a + b.d * j.w_b};
+  return {j.m, product(a.d, j.w_a) + product(b.d, j.w_b)};
 }
 
 // The state of N elements: one maximum, one exponential each. All -inf gives the identity.
