@@ -40,13 +40,13 @@ __global__ void __launch_bounds__(512, AT_ONCE<VECTORS, LANES, WHOLE, CAPPED, SM
   Part share;
   const int begin_x = WHOLE ? 0 : position_of(x_row);
   const auto held = share.of(at.first, last, WHOLE || !WRITES ? begin_x : position_of(dx_row));
-  const auto source = fetch_global<STREAM>(share, held, x_row, Span(x, rows, cols, x_row_stride),
-                                           at.first, -infinity());
+  const Span span(x, rows, cols, x_row_stride);
+  const auto fetched = fetch_global<STREAM>(share, held, x_row, span, at.first, -infinity());
   if constexpr (LANES == 0) exchange.open();  // while the words are on their way
   const Target target(targets, weights, has_weights != 0, row, cols, ignore_index);
   const float x_of_target = target.is_class ? load(x_row + target.col) : 0.0f;
   const Mix mix = {hard, soft, z_loss, SMOOTHING == WEIGHTED ? all_weights[0] : float(cols)};
-  settle_share<false>(share, held, source, -infinity());
+  settle_share<false>(share, held, fetched, x_row, span, at.first, -infinity());
 
   const Logit<CAPPED> logit(scale, softcap);
   float mapped = 0.0f, reference = 0.0f, below = 0.0f;

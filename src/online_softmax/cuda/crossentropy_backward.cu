@@ -33,8 +33,8 @@ __global__ void __launch_bounds__(256, SMOOTHING == WEIGHTED ? 2 : 4)
   using Part = Share<X, VECTORS, GROUP, WHOLE>;
   Part share;
   const auto held = share.of(first, last, WHOLE ? 0 : position_of(dx_row));
-  const auto source = fetch_global<STREAM>(share, held, x_row, Span(x, rows, cols, x_row_stride),
-                                           first, -infinity());
+  const Span span(x, rows, cols, x_row_stride);
+  const auto fetched = fetch_global<STREAM>(share, held, x_row, span, first, -infinity());
   const Target target(targets, weights, has_weights != 0, row, cols, ignore_index);
   const bool has_target = target.is_among(first * Part::N, held.count());
   const float x_of_target = has_target ? load(x_row + target.col) : 0.0f;
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(256, SMOOTHING == WEIGHTED ? 2 : 4)
   const float prob = is_finite(whole) ? exponential(off) * shift.back() : not_a_number();
   const LogitGradient<CAPPED, SMOOTHING> gradient(
       logit, shift, prob, whole, dloss[row * dloss_stride], target, mix, weights, cols);
-  settle_share<false>(share, held, source, -infinity());
+  settle_share<false>(share, held, fetched, x_row, span, first, -infinity());
   const State unused = {whole, whole};
   emit_logits<STREAM, false>(share, held, gradient, target, x_of_target, dx_row, first,
                              hidden_zero(rows, unused));

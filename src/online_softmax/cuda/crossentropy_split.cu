@@ -13,15 +13,15 @@ __global__ void __launch_bounds__(512)
                        int64_t rows, int64_t cols, int64_t x_row_stride, int64_t ignore_index,
                        int64_t parts, float scale, float softcap) {
   allow_next_kernel();  // it waits before it reads states
-  const int64_t row = blockIdx.x / parts, index = blockIdx.x % parts;
+  const int64_t row = blockIdx.x / uint32_t(parts), index = blockIdx.x % uint32_t(parts);
   const int64_t first = (index * warp_count() + warp_id()) * (VECTORS * WARP);
   const X* x_row = x + row * x_row_stride;
   const Logit<CAPPED> logit(scale, softcap);
   Share<X, VECTORS, WARP, WHOLE> share;
   const auto held = share.of(first, cols, WHOLE ? 0 : position_of(x_row));
-  const auto source = fetch_global<false>(share, held, x_row, Span(x, rows, cols, x_row_stride),
-                                          first, -infinity());
-  settle_share<false>(share, held, source, -infinity());
+  const Span span(x, rows, cols, x_row_stride);
+  const auto fetched = fetch_global<false>(share, held, x_row, span, first, -infinity());
+  settle_share<false>(share, held, fetched, x_row, span, first, -infinity());
   if constexpr (SMOOTHING != HARD) {
     const Target target(targets, weights, false, row, cols, ignore_index);
     const float mapped = target.is_class ? logit.map(load(x_row + target.col)) : 0.0f;

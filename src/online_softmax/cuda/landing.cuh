@@ -27,15 +27,15 @@ struct Landing {
     barrier_wait(landed, k & 1);
     Source<At, X> source(row, span, first, at);
     const X* elements = reinterpret_cast<const X*>(words) + source.shift;
-    fetch_share<true>(
+    const auto fetched = fetch_share<true>(
         share, at, source, span, fill,
         [&](int i) { return source.shift ? gather16(elements + i * At::N) : words[i]; },
         [&](int j) {
           const int i = At::CAPACITY + j;
           const bool is_here = i + source.shift < source.to * At::N;  // else past the last copied
-          return widen(is_here ? elements[i] : source.share[i - at.begin]);
+          return is_here ? elements[i] : source.share[i - at.begin];
         });
-    settle_share<true>(share, at, source, fill);
+    settle_share<true>(share, at, fetched, row, span, first, fill);
     __syncwarp();  // words: read by all lanes before the next row lands on them
   }
 };

@@ -21,10 +21,10 @@ __global__ void __launch_bounds__(512, VECTORS > 8 || (VECTORS == 8 && !WHOLE &&
   Y* y_row = y + row * (Emit::WRITES_ROW ? cols : 1);
   Share<X, VECTORS, GROUP, WHOLE> share;
   const auto held = share.of(at.first, last, begin_for<WHOLE, Emit>(x_row, y_row));
-  const auto source = fetch_global<STREAM>(share, held, x_row, Span(x, rows, cols, x_row_stride),
-                                           at.first, -infinity());
+  const Span span(x, rows, cols, x_row_stride);
+  const auto fetched = fetch_global<STREAM>(share, held, x_row, span, at.first, -infinity());
   if constexpr (LANES == 0) exchange.open();  // while the words are on their way
-  settle_share<false>(share, held, source, -infinity());
+  settle_share<false>(share, held, fetched, x_row, span, at.first, -infinity());
   const Folded folded = fold_share<Emit::FROM_TERM>(share, held, scale);
   State s = folded.s;
   if constexpr (LANES == 0) {
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(512, VECTORS > 8 || (VECTORS == 8 && !WHOLE &&
 }
 
 template <typename X, int VECTORS, int LANES, bool WHOLE, bool STREAM, typename Backward>
-__global__ void __launch_bounds__(512, VECTORS > 4 || (VECTORS == 4 && !WHOLE) ? 1 : 2)
+__global__ void __launch_bounds__(512, VECTORS > 4 ? 1 : 2)
     rows_in_registers_backward(const X* dy,  // (rows, cols) gradient of y, rows dy_row_stride apart
                                const X* y,   // (rows, cols), contiguous
                                X* dx,        // (rows, cols) gradient of x, contiguous
@@ -58,14 +58,14 @@ __global__ void __launch_bounds__(512, VECTORS > 4 || (VECTORS == 4 && !WHOLE) ?
   X* dx_row = dx + row * cols;
   Share<X, VECTORS, GROUP, WHOLE> dy_share, y_share;
   const auto held = y_share.of(at.first, last, WHOLE ? 0 : position_of(dx_row));
-  const auto dy_source = fetch_global<STREAM>(dy_share, held, dy + row * dy_row_stride,
-                                              Span(dy, rows, cols, dy_row_stride), at.first, 0.0f);
-  const auto y_source =
-      fetch_global<STREAM>(y_share, held, y + row * cols, Span(y, rows, cols, cols), at.first,
-                           Backward::y_past_the_end());
+  const float y_fill = Backward::y_past_the_end();
+  const X *dy_row = dy + row * dy_row_stride, *y_row = y + row * cols;
+  const Span dy_span(dy, rows, cols, dy_row_stride), y_span(y, rows, cols, cols);
+  const auto of_dy = fetch_global<STREAM>(dy_share, held, dy_row, dy_span, at.first, 0.0f);
+  const auto of_y = fetch_global<STREAM>(y_share, held, y_row, y_span, at.first, y_fill);
   if constexpr (LANES == 0) exchange.open();  // while the words are on their way
-  settle_share<false>(dy_share, held, dy_source, 0.0f);
-  settle_share<false>(y_share, held, y_source, Backward::y_past_the_end());
+  settle_share<false>(dy_share, held, of_dy, dy_row, dy_span, at.first, 0.0f);
+  settle_share<false>(y_share, held, of_y, y_row, y_span, at.first, y_fill);
   State s = fold_gradient<Backward>(dy_share, y_share, held, zero_empty != 0);
   if constexpr (LANES == 0) {
     if (cluster_size() * warp_count() > 1) s = exchange.add(s, 0);

@@ -77,7 +77,6 @@ struct Source {
   const uint4* words;
   int offset, shift, from, to;
   bool is_given;  // words [from, to), all that the share needs, may be read
-  uint4 next;     // the word after the last, for a shift
   __device__ Source(const T* row, Span span, int64_t first, const At& at) : share(row + first * N) {
     offset = position_of(row);
     if (offset < at.begin) offset += N;
@@ -94,6 +93,15 @@ struct Source {
     from = before > 0 ? int((before + VECTOR_BYTES - 1) / VECTOR_BYTES) : 0;
     to = readable < to ? int(readable) : to;
   }
+};
+
+// What is still to be put right of a share on its way.
+template <typename S>
+struct Fetched {
+  typename S::Element past[S::KEPT];  // `after` as it came: nothing may wait for it yet
+  uint4 next;                         // the source's word after the last, for a shift
+  int shift;                          // the source's
+  bool is_given;                      // the source's
 };
 
 // ---- loading
@@ -123,9 +131,10 @@ __device__ __forceinline__ void mend_ends(S& share, const typename S::At& at, co
 // together. `word(k)` finds the source's words and `past(j)` the elements past the share's last word;
 // SHIFTS: `word` shifts by itself where the source wants it.
 template <bool SHIFTS, typename S, typename From, typename Word, typename Past>
-__device__ __forceinline__ void fetch_share(S& share, const typename S::At& at, From& source,
-                                            Span span, float fill, Word word, Past past) {
+__device__ __forceinline__ Fetched<S> fetch_share(S& share, const typename S::At& at, From& source,
+                                                  Span span, float fill, Word word, Past past) {
   constexpr int GROUP = S::GROUP, WORDS = S::At::WORDS;
+  Fetched<S> fetched = {};
   const int lane = S::lane();
   const uint4 pad = vector_of<typename S::Element>(fill);
 #pragma unroll
@@ -144,7 +153,7 @@ __device__ __forceinline__ void fetch_share(S& share, const typename S::At& at, 
 #pragma unroll
     for (int a = 0; a < S::AFTER; ++a) {
       const int j = a * GROUP + lane;
-      share.after[a] = j < at.past_words() ? past(j) : fill;
+      if (j < at.past_words()) fetched.past[a] = past(j);
       host::count_reads(j < at.past_words() ? 1 : 0);
     }
     if (at.is_interior() && source.is_given) {
@@ -159,46 +168,76 @@ __device__ __forceinline__ void fetch_share(S& share, const typename S::At& at, 
     }
     // A shifted share's last word ends in the source's next.
     const bool has_next = source.shift && WORDS >= source.from && WORDS < source.to;
-    source.next = !SHIFTS && has_next ? word(WORDS) : pad;
+    fetched.next = !SHIFTS && has_next ? word(WORDS) : pad;
+    fetched.shift = source.shift;
+    fetched.is_given = source.is_given;
   }
+  return fetched;
 }
 
-template <bool SHIFTS, typename S, typename From>
-__device__ __forceinline__ void settle_share(S& share, const typename S::At& at, const From& source,
-                                             float fill) {
+// The second step; row, span and first as for the source. What most shares are spared is behind one
+// branch, and the source is found again there: no register holds it meanwhile.
+template <bool SHIFTS, typename S, typename T>
+__device__ __forceinline__ void settle_share(S& share, const typename S::At& at,
+                                             const Fetched<S>& fetched, const T* row, Span span,
+                                             int64_t first, float fill) {
   if constexpr (!S::WHOLE) {
-    using T = typename S::Element;
+    constexpr int N = S::N, GROUP = S::GROUP;
     const int lane = S::lane();
     const uint4 pad = vector_of<T>(fill);
-    if (!SHIFTS && (S::GROUP == WARP ? source.shift != 0 : warp_any(source.shift != 0)))
-      realign<sizeof(T) == 2, S::GROUP>(share.words, source.next,
-                                        uint32_t(source.shift * sizeof(T)));
-    if (!source.is_given) mend_ends(share, at, source, fill);
-    if (!at.is_interior()) {  // the row ends here: `fill` behind it
+    const int shift = SHIFTS ? 0 : fetched.shift;
+    const bool is_plain = at.is_interior() && fetched.is_given && shift == 0;
+    if (GROUP == WARP ? !is_plain : warp_any(!is_plain)) {
+      if (!SHIFTS && (GROUP == WARP ? shift != 0 : warp_any(shift != 0)))
+        realign<sizeof(T) == 2, GROUP>(share.words, fetched.next, uint32_t(shift * sizeof(T)));
+      if (!fetched.is_given) {
+        Source<typename S::At, T> source(unseen(row), span, first, at);
+        source.find_ends(span);
+        mend_ends(share, at, source, fill);
+      }
 #pragma unroll
-      for (int v = 0; v < S::COUNT; ++v) {
-        const int to = at.to(v * S::GROUP + lane);
-        if (to < S::N) share.words[v] = joined<T>(share.words[v], pad, to);
+      for (int v = 0; v < S::COUNT; ++v) {  // the row may end here: `fill` behind it
+        const int to = at.to(v * GROUP + lane);
+        if (to < N) share.words[v] = joined<T>(share.words[v], pad, to);
       }
     }
-    if (lane == 0 && at.begin) share.words[0] = joined<T>(pad, share.words[0], at.begin);
+    share.words[0] = joined<T>(pad, share.words[0], lane == 0 ? at.begin : 0);
+#pragma unroll
+    for (int a = 0; a < S::AFTER; ++a)
+      share.after[a] = a * GROUP + lane < at.past_words() ? widen(fetched.past[a]) : fill;
   }
 }
 
 // The first step from global memory; returns what the second, settle_share<false>, needs.
 template <bool STREAM, typename S, typename T>
-__device__ __forceinline__ Source<typename S::At, T> fetch_global(S& share,
-                                                                  const typename S::At& at,
-                                                                  const T* row, Span span,
-                                                                  int64_t first, float fill) {
+__device__ __forceinline__ Fetched<S> fetch_global(S& share, const typename S::At& at,
+                                                   const T* row, Span span, int64_t first,
+                                                   float fill) {
   Source<typename S::At, T> source(row, span, first, at);
-  fetch_share<false>(
+  return fetch_share<false>(
       share, at, source, span, fill, [&](int k) { return fetch16<STREAM>(source.words + k); },
-      [&](int j) { return widen(source.share[S::At::CAPACITY - at.begin + j]); });
-  return source;
+      [&](int j) { return source.share[S::At::CAPACITY - at.begin + j]; });
 }
 
 // ---- writing
+
+// Of what the first lane of a group holds, element l for lane l < N.
+template <int GROUP, typename Y, int N>
+__device__ __forceinline__ Y element_of_first_lane(const float (&x)[N]) {
+  constexpr int M = Vector<Y>::N, IN_WORD = 4 / sizeof(Y);  // elements of 16 and of 4 bytes
+  const int lane = lane_id() % GROUP, first = lane_id() - lane;
+  uint32_t mine = 0;
+#pragma unroll
+  for (int part = 0; part < N / M; ++part) {
+    const uint4 packed = pack<Y>(*reinterpret_cast<const float (*)[M]>(x + part * M));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t word = __shfl_sync(0xffffffffu, word_of(packed, i), first);
+      mine = lane / IN_WORD == part * 4 + i ? word : mine;
+    }
+  }
+  return element_in<Y>(mine, lane % IN_WORD);
+}
 
 // y: where the share's words go, word 0 first. `values(v, x)` gives what shall stand for word v of this
 // lane, `past(a)` what shall stand for after[a].
@@ -228,7 +267,15 @@ __device__ __forceinline__ void write_share(const typename S::At& at, Y* y, Valu
       }
     }
     values(0, x);
-    if (!at.is_full(lane) && at.in_word(lane)) write_part(lane);
+    if constexpr (GROUP >= N) {
+      if (GROUP == WARP ? !at.is_full(0) : warp_any(!at.is_full(0))) {
+        const Y mine = element_of_first_lane<GROUP, Y>(x);
+        if (!at.is_full(0) && lane >= at.from(0) && lane < at.to(0)) y[lane] = mine;
+      }
+      if (lane > 0 && !at.is_full(lane) && at.in_word(lane)) write_part(lane);
+    } else if (!at.is_full(lane) && at.in_word(lane)) {
+      write_part(lane);
+    }
   }
 #pragma unroll
   for (int v = 0; v < S::COUNT; ++v) {

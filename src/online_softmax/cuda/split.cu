@@ -10,8 +10,8 @@ template <int VECTORS>
 struct Part {
   int64_t row, index, first;
   __device__ explicit Part(int64_t parts)
-      : row(blockIdx.x / parts),
-        index(blockIdx.x % parts),
+      : row(blockIdx.x / uint32_t(parts)),
+        index(blockIdx.x % uint32_t(parts)),
         first((index * warp_count() + warp_id()) * (VECTORS * WARP)) {}
 };
 
@@ -25,9 +25,9 @@ __global__ void __launch_bounds__(512)
   const X* x_row = x + at.row * x_row_stride;
   Share<X, VECTORS, WARP, WHOLE> share;
   const auto held = share.of(at.first, cols, WHOLE ? 0 : position_of(x_row));
-  const auto source = fetch_global<false>(share, held, x_row, Span(x, rows, cols, x_row_stride),
-                                          at.first, -infinity());
-  settle_share<false>(share, held, source, -infinity());
+  const Span span(x, rows, cols, x_row_stride);
+  const auto fetched = fetch_global<false>(share, held, x_row, span, at.first, -infinity());
+  settle_share<false>(share, held, fetched, x_row, span, at.first, -infinity());
   const State s = block_merge_of_warps(fold_share<false>(share, held, scale).s);
   if (threadIdx.x == 0) states[blockIdx.x] = s;
 }
@@ -45,11 +45,11 @@ __global__ void __launch_bounds__(512)
   Y* y_row = y + at.row * cols;
   Share<X, VECTORS, WARP, WHOLE> share;
   const auto held = share.of(at.first, cols, begin_for<WHOLE, Emit>(x_row, y_row));
-  const auto source = fetch_global<true>(share, held, x_row, Span(x, rows, cols, x_row_stride),
-                                         at.first, -infinity());
+  const Span span(x, rows, cols, x_row_stride);
+  const auto fetched = fetch_global<true>(share, held, x_row, span, at.first, -infinity());
   const State* of_row = states + at.row * parts;
   const State s = block_merge_of_warps(merge_parts(parts, [&](int64_t i) { return of_row[i]; }));
-  settle_share<false>(share, held, source, -infinity());
+  settle_share<false>(share, held, fetched, x_row, span, at.first, -infinity());
   const Folded folded = fold_share<Emit::FROM_TERM>(share, held, scale);
   const float unit = is_finite(s.m) ? weight(folded.s.m, s.m) * folded.shift.back() : 0.0f;
   const Emit emit(s, unit, scale, zero_empty != 0);
@@ -81,13 +81,13 @@ __global__ void __launch_bounds__(512)
   const Part<VECTORS> at(parts);
   Share<X, VECTORS, WARP, WHOLE> dy_share, y_share;
   const auto held = y_share.of(at.first, cols, WHOLE ? 0 : position_of(y + at.row * cols));
-  const auto dy_source = fetch_global<false>(dy_share, held, dy + at.row * dy_row_stride,
-                                             Span(dy, rows, cols, dy_row_stride), at.first, 0.0f);
-  const auto y_source =
-      fetch_global<false>(y_share, held, y + at.row * cols, Span(y, rows, cols, cols), at.first,
-                          Backward::y_past_the_end());
-  settle_share<false>(dy_share, held, dy_source, 0.0f);
-  settle_share<false>(y_share, held, y_source, Backward::y_past_the_end());
+  const float y_fill = Backward::y_past_the_end();
+  const X *dy_row = dy + at.row * dy_row_stride, *y_row = y + at.row * cols;
+  const Span dy_span(dy, rows, cols, dy_row_stride), y_span(y, rows, cols, cols);
+  const auto of_dy = fetch_global<false>(dy_share, held, dy_row, dy_span, at.first, 0.0f);
+  const auto of_y = fetch_global<false>(y_share, held, y_row, y_span, at.first, y_fill);
+  settle_share<false>(dy_share, held, of_dy, dy_row, dy_span, at.first, 0.0f);
+  settle_share<false>(y_share, held, of_y, y_row, y_span, at.first, y_fill);
   const State s = fold_gradient<Backward>(dy_share, y_share, held, zero_empty != 0);
   const float top = block_fold_of_warps<Maximum>(s.m), sum = block_fold_of_warps<Sum>(s.d);
   if (threadIdx.x == 0) states[blockIdx.x] = {top, sum};
@@ -106,16 +106,16 @@ __global__ void __launch_bounds__(512)
   X* dx_row = dx + at.row * cols;
   Share<X, VECTORS, WARP, WHOLE> dy_share, y_share;
   const auto held = y_share.of(at.first, cols, WHOLE ? 0 : position_of(dx_row));
-  const auto dy_source = fetch_global<true>(dy_share, held, dy + at.row * dy_row_stride,
-                                            Span(dy, rows, cols, dy_row_stride), at.first, 0.0f);
-  const auto y_source =
-      fetch_global<true>(y_share, held, y + at.row * cols, Span(y, rows, cols, cols), at.first,
-                         Backward::y_past_the_end());
+  const float y_fill = Backward::y_past_the_end();
+  const X *dy_row = dy + at.row * dy_row_stride, *y_row = y + at.row * cols;
+  const Span dy_span(dy, rows, cols, dy_row_stride), y_span(y, rows, cols, cols);
+  const auto of_dy = fetch_global<true>(dy_share, held, dy_row, dy_span, at.first, 0.0f);
+  const auto of_y = fetch_global<true>(y_share, held, y_row, y_span, at.first, y_fill);
   const State* of_row = states + at.row * parts;
   const State mine = add_parts(parts, [&](int64_t i) { return of_row[i]; });
   const State s = {block_fold_of_warps<Maximum>(mine.m), block_fold_of_warps<Sum>(mine.d)};
-  settle_share<false>(dy_share, held, dy_source, 0.0f);
-  settle_share<false>(y_share, held, y_source, Backward::y_past_the_end());
+  settle_share<false>(dy_share, held, of_dy, dy_row, dy_span, at.first, 0.0f);
+  settle_share<false>(y_share, held, of_y, y_row, y_span, at.first, y_fill);
   const Backward backward(s.d, s.m, scale, zero_empty != 0);
   emit_gradient<true>(dy_share, y_share, held, backward, dx_row, at.first, hidden_zero(rows, s));
 }

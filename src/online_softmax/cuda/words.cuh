@@ -60,6 +60,18 @@ __device__ __forceinline__ uint32_t unseen_xor(uint32_t a, uint32_t b) {
 #endif
 }
 
+// The same address, which the compiler takes for another.
+template <typename T>
+__device__ __forceinline__ const T* unseen(const T* address) {
+#ifdef ONLINE_SOFTMAX_HOST
+  return address;
+#else
+  const T* again;
+  asm("mov.b64 %0, %1;" : "=l"(again) : "l"(address));
+  return again;
+#endif
+}
+
 // ---- shifting: 16 bytes out of 32, from byte `bytes` on (0 to 15)
 
 __device__ __forceinline__ uint32_t shift_pair(uint32_t low, uint32_t high, uint32_t bits) {
@@ -165,6 +177,15 @@ __device__ __forceinline__ uint4 joined(const uint4& low, const uint4& high, int
     out[i] = (a[i] & ~mask) | (b[i] & mask);
   }
   return {out[0], out[1], out[2], out[3]};
+}
+
+// Element `index` of those that share 4 bytes.
+template <typename T>
+__device__ __forceinline__ T element_in(uint32_t word, int index) {
+  if constexpr (sizeof(T) == 4)
+    return bits_to_float(word);
+  else
+    return T{static_cast<unsigned short>(index ? word >> 16 : word & 0xffffu)};
 }
 
 template <typename T>
