@@ -99,11 +99,12 @@ def test_a_target_that_is_no_class_on_a_gpu(in_forward: bool) -> None:  # S19
 @gpu
 def test_counting_waits_for_nothing() -> None:
     """No host synchronisation, and capturable."""
-    x = torch.randn(6, 40, device="cuda", requires_grad=True)
+    values = torch.randn(6, 40, device="cuda")
     target = torch.tensor([0, 1, IGNORED, 3, 39, 5], device="cuda")
     weight = torch.rand(40, device="cuda")
 
     def step() -> tuple[Tensor, Tensor]:
+        x = values.detach().requires_grad_()  # a leaf of this stream's
         loss = cross_entropy(x, target, weight=weight, label_smoothing=0.1)
         return loss, torch.autograd.grad(loss, x)[0]
 

@@ -25,10 +25,12 @@ from online_softmax.rowtables import (
     RAGGED,
     RAGGED_LANDED,
     SHARED,
-    SPLIT_VECTORS,
-    SPLIT_WARPS,
+    SPLIT_CUT,
+    SPLIT_CUTS,
+    SPLIT_RAGGED,
     STREAMED_CUT,
     STREAMED_LEAST,
+    STREAMED_LEAST_RAGGED,
     STREAMED_MOST,
     Cut,
     Cuts,
@@ -80,11 +82,13 @@ def block_of(row: int, vectors: int, cluster: int) -> int:
     return ceil_div(row, vectors * cluster * WARP) * WARP
 
 
-def fit(row: int, most: int, vectors: int, cluster: int, keeps: int = 32) -> tuple[int, int, int]:
+def fit(
+    row: int, most: int, vectors: int, cluster: int, keeps: int = 32, odd: bool = True
+) -> tuple[int, int, int]:
     """Vectors a lane, threads a block and blocks a row for `row` vectors, by the cut of `most`.
 
     The fewest warps, those counted too that find no room on a multiprocessor that keeps `keeps` of
-    them; then about as many a block as `most` would have.
+    them; then about as many a block as `most` would have. odd: clusters of 3, 5, 6 or 7 blocks too.
     """
     warps, usual = ceil_div(row, vectors * WARP), block_of(most, vectors, cluster) // WARP
     choices = []
@@ -92,6 +96,8 @@ def fit(row: int, most: int, vectors: int, cluster: int, keeps: int = 32) -> tup
         blocks = ceil_div(warps, a_block)
         if blocks > 8:  # clusters of 9 to 15 find little room, as measured
             blocks = 16 if blocks <= 16 else 0
+        if blocks and not odd:
+            blocks = next_power_of_two(blocks)
         if 0 < blocks <= cluster:
             blocks = cluster if row > LONG else blocks
             taken = a_block * blocks * keeps / (keeps // a_block * a_block)
@@ -129,16 +135,19 @@ def numbers(op: str, cols: int, dtype: str, arch: str) -> Row:
             who = f"{WARP // lanes} rows a warp" if lanes < WARP else "a warp a row"
             why = f"{who}, {vectors} vectors a lane"
             return Row("registers", vectors, lanes, GROUP_BLOCK, why=why)
-    if has_clusters(arch) and STREAMED_LEAST.get(kind, row) < row <= STREAMED_MOST.get(kind, 0):
-        return streamed(row, op)
     ragged = cols * item % VECTOR_BYTES != 0
+    least = STREAMED_LEAST_RAGGED if ragged else STREAMED_LEAST.get(kind, row)
+    if has_clusters(arch) and least < row <= STREAMED_MOST.get(kind, 0):
+        return streamed(row, op)
     for cut in _cuts(op, item, arch, ragged):
         if row <= cut[0]:
             return _in_registers(op, item, row, cut)
     for cut in RAGGED_LANDED if ragged and kind == "backward" and has_clusters(arch) else ():
         if row <= cut[0]:
             return _landed(row, cut)
-    return split(row, f"{cols} columns are past what one read holds: parts of a row, two kernels")
+    why = f"{cols} columns are past what one read holds: parts of a row, two kernels"
+    parts = SPLIT_CUTS.get(kind, SPLIT_CUT)
+    return split(row, why, SPLIT_RAGGED.get((kind, item), parts) if ragged else parts)
 
 
 def kind_of(op: str) -> str:
@@ -154,7 +163,7 @@ def _in_registers(op: str, item: int, row: int, cut: Cut) -> Row:
 
 
 def _landed(row: int, cut: Cut) -> Row:
-    vectors, block, cluster = fit(row, *cut, 16)
+    vectors, block, cluster = fit(row, *cut, 16, odd=False)  # as measured
     blocks = f"{cluster} blocks" if cluster > 1 else "a block"
     why = (
         f"{blocks} a row, {block} threads of {vectors} vectors; the next row lands in shared "
@@ -163,12 +172,13 @@ def _landed(row: int, cut: Cut) -> Row:
     return Row("landed", vectors, 0, block, cluster, why=why)
 
 
-def split(row: int, why: str) -> Row:
-    """Two kernels over parts of a row: any number of columns."""
-    warps = ceil_div(row, SPLIT_VECTORS * WARP)
-    a_part = min(range(SPLIT_WARPS - 2, SPLIT_WARPS + 3), key=lambda n: (-warps % n, -n))
-    parts = ceil_div(warps, a_part)
-    return Row("split", SPLIT_VECTORS, 0, a_part * WARP, parts=parts, why=why)
+def split(row: int, why: str, cut: tuple[int, int] = SPLIT_CUT) -> Row:
+    """Two kernels over parts of a row: any number of columns; cut: vectors a lane, warps a part."""
+    vectors, about = cut
+    warps = ceil_div(row, vectors * WARP)
+    near = range(about - about // 4, about + about // 4 + 1)
+    a_part = min(near, key=lambda n: (-warps % n, -n))
+    return Row("split", vectors, 0, a_part * WARP, parts=ceil_div(warps, a_part), why=why)
 
 
 def streamed(row: int, op: str, cut: tuple[int, int] | None = None) -> Row:

@@ -25,6 +25,8 @@ from online_softmax.rowplan import (
 )
 from online_softmax.rowtables import GROUP_BLOCK, LONG, MAX_ROW_BLOCK
 
+LONG_FOLD = 2048  # vectors: from here on several parts of a row are folds worth trying
+
 
 def sweep(op: str, cols: int, dtype: str, arch: str) -> list[Row]:
     """What a tuning run should try on rows of `cols` elements, the planned numbers first."""
@@ -47,6 +49,8 @@ def sweep(op: str, cols: int, dtype: str, arch: str) -> list[Row]:
                 if clusters and vectors >= most // 2 and op != "logsumexp" and row >= 1024:
                     found.append(Row("landed", vectors, 0, block, cluster))
     found.append(split(row, ""))
+    if op == "logsumexp" and row >= LONG_FOLD:
+        found += [split(row, "", cut) for cut in itertools.product((4, 8, 16), (4, 8))]
     for part, block in itertools.product((1024, 2048, 4096), (256, 512)):  # 16, 32, 64 KB
         each = streamed(row, op, (block, part // block))
         if 8192 <= row <= most_streamed(each, op, arch) and each.vectors <= most // 2:

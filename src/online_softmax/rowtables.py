@@ -16,7 +16,7 @@ Shared = tuple[tuple[int, int], ...]  # (most, vectors a lane): rows that share 
 # 16-bit types keep the words and raise them twice, float32 keeps the terms: so they differ.
 _FORWARD_16: Cuts = (
     (256, 4, 1), (1024, 6, 1), (2048, 8, 2), (4096, 8, 4), (8192, 8, 8), (16384, 8, 16),
-    (32768, 8, 16), (65536, 8, 16),
+    (32768, 8, 8), (65536, 8, 16),
 )  # fmt: skip
 _FORWARD_32: Cuts = (
     (512, 2, 1), (2048, 4, 2), (4096, 4, 4), (8192, 4, 8), (16384, 12, 16), (32768, 16, 16),
@@ -26,8 +26,8 @@ _BACKWARD: Cuts = (
     (256, 2, 1), (512, 2, 1), (1024, 6, 2), (2048, 6, 4), (4096, 4, 8), (8192, 4, 16),
     (16384, 4, 16), (32768, 4, 16), (65536, 8, 16),
 )  # fmt: skip
-_LSE_16: Cuts = ((1024, 8, 1), (2048, 8, 2), (4096, 8, 4), (6400, 8, 8))
-_LSE_32: Cuts = ((1024, 4, 1), (2048, 8, 2), (4096, 8, 4), (8192, 8, 8), (16384, 16, 8))
+_LSE_16: Cuts = ((1024, 8, 1), (2048, 8, 1), (4096, 8, 2))
+_LSE_32: Cuts = ((1024, 4, 1), (2048, 8, 2), (4096, 8, 4), (8192, 8, 4), (16384, 16, 8))
 # What log_softmax keeps are x themselves, which live longer: fewer, fuller blocks.
 _LOG_32: Cuts = (*_FORWARD_32[:2], (4096, 6, 4), (8192, 6, 8), (16384, 16, 8), *_FORWARD_32[5:])
 CUTS: dict[tuple[str, int], Cuts] = {
@@ -36,15 +36,17 @@ CUTS: dict[tuple[str, int], Cuts] = {
     ("backward", 4): _BACKWARD, ("logsumexp", 2): _LSE_16, ("logsumexp", 4): _LSE_32,
 }  # fmt: skip
 RAGGED: dict[tuple[str, int], Cuts] = {
-    ("forward", 2): ((256, 8, 1), (1024, 8, 1), *_FORWARD_16[2:]),
+    ("forward", 2): (
+        (256, 8, 1), (1024, 8, 1), *_FORWARD_16[2:5], (16384, 8, 8), *_FORWARD_16[6:],
+    ),
     ("forward", 4): ((512, 10, 1), (2048, 6, 1), (8192, 6, 8), (16384, 16, 8), *_FORWARD_32[5:]),
     ("backward", 2): ((256, 8, 1), (512, 8, 1)),
     ("backward", 4): ((256, 4, 1), (512, 3, 1)),
     ("logsumexp", 2): _LSE_16,
     ("logsumexp", 4): ((512, 10, 1), (2048, 8, 1), *_LSE_32[2:]),
-}
+}  # fmt: skip
 # Ragged rows past their table land: a lane has 8 vectors of both tensors, a block about 8 warps.
-RAGGED_LANDED: Cuts = ((2048, 8, 1), (4096, 8, 2), (8192, 8, 4), (16384, 8, 8), (65536, 8, 16))
+RAGGED_LANDED: Cuts = ((2048, 8, 1), (4096, 8, 2), (8192, 8, 4), (32768, 8, 8), (65536, 8, 16))
 # For `batch_invariant(False)`: at most FEW_ROWS rows, not ragged, with other bits than the planned
 # cut gives; (more than, most, vectors, cluster). Measured at 1 and 16 rows of bfloat16 softmax.
 FEW_ROWS = 16
@@ -67,11 +69,16 @@ SHARED: dict[tuple[str, int], Shared] = {
 
 # Rows of more vectors than `least` stream, up to `most`; (threads, vectors a thread).
 STREAMED_LEAST = {"forward": 65536, "backward": 32768}
+STREAMED_LEAST_RAGGED = 65536
 STREAMED_MOST = {"forward": 1 << 20, "backward": 1 << 19}
 STREAMED_CUT = {"forward": (256, 8), "backward": (256, 4)}
 STREAMED_ITEMS = 4  # parts a multiprocessor in all: with fewer, split's two launches end sooner
 GROUP_BLOCK = 128  # threads a block where a row has a warp or less: small blocks end soonest
-SPLIT_VECTORS, SPLIT_WARPS = 4, 8  # about 16 KB a part: enough blocks from a few rows on
+# Parts of rows, two kernels: (vectors a lane, warps a part). With about 16 KB a part a few rows give
+# blocks enough; a fold alone does little with a byte, so that what each warp costs counts: 32 KB.
+SPLIT_CUT = 4, 8
+SPLIT_CUTS = {"logsumexp": (8, 8)}
+SPLIT_RAGGED = {("logsumexp", 2): (8, 4)}
 LONG = 16384  # vectors: longer rows take all the blocks that their cut allows
 MAX_ROW_BLOCK = 512  # threads: 128 registers each
 LANDED_MOST = {"forward": 131072, "backward": 65536}  # vectors: 16 blocks of 512 threads, full

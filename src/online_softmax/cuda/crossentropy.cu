@@ -4,15 +4,17 @@
 #include "crossentropy.cuh"
 
 // Blocks of 512 threads that a multiprocessor shall hold: what takes more than 64 registers is alone.
-template <int VECTORS, int LANES, bool WHOLE, bool CAPPED, int SMOOTHING>
+template <int VECTORS, int LANES, int LIES, bool CAPPED, int SMOOTHING>
 constexpr int AT_ONCE =
-    VECTORS > 8 || (VECTORS == 8 && !WHOLE && LANES) || CAPPED || SMOOTHING == WEIGHTED ? 1 : 2;
+    VECTORS > 8 || (VECTORS == 8 && LIES != WHOLE_WORDS && LANES) || CAPPED || SMOOTHING == WEIGHTED
+        ? 1
+        : 2;
 
 // The group that has the target's column alone reads the target's logit and writes loss and lse: in
 // place, nobody else may still need what it overwrites.
-template <typename X, int VECTORS, int LANES, bool WHOLE, bool STREAM, bool WRITES, bool CAPPED,
+template <typename X, int VECTORS, int LANES, int LIES, bool STREAM, bool WRITES, bool CAPPED,
           int SMOOTHING>
-__global__ void __launch_bounds__(512, AT_ONCE<VECTORS, LANES, WHOLE, CAPPED, SMOOTHING>)
+__global__ void __launch_bounds__(512, AT_ONCE<VECTORS, LANES, LIES, CAPPED, SMOOTHING>)
     cross_entropy_in_registers(
         const X* x,                // (rows, cols) logits, rows x_row_stride apart
         const int64_t* targets,    // (rows)
@@ -36,10 +38,11 @@ __global__ void __launch_bounds__(512, AT_ONCE<VECTORS, LANES, WHOLE, CAPPED, SM
   const int64_t row = has_row ? at.row : 0, last = has_row ? cols : 0;
   const X* x_row = x + row * x_row_stride;
   X* dx_row = dx + row * dx_row_stride;
-  using Part = Share<X, VECTORS, GROUP, WHOLE>;
+  using Part = Share<X, VECTORS, GROUP, LIES>;
   Part share;
-  const int begin_x = WHOLE ? 0 : position_of(x_row);
-  const auto held = share.of(at.first, last, WHOLE || !WRITES ? begin_x : position_of(dx_row));
+  const int begin_x = begin_of<LIES>(x_row);
+  const auto held =
+      share.of(at.first, last, LIES != APART || !WRITES ? begin_x : position_of(dx_row));
   const Span span(x, rows, cols, x_row_stride);
   const auto fetched = fetch_global<STREAM>(share, held, x_row, span, at.first, -infinity());
   if constexpr (LANES == 0) exchange.open();  // while the words are on their way

@@ -3,7 +3,7 @@
 // knows of another.
 #include "crossentropy.cuh"
 
-template <typename X, int VECTORS, int LANES, bool WHOLE, bool STREAM, bool CAPPED, int SMOOTHING>
+template <typename X, int VECTORS, int LANES, int LIES, bool STREAM, bool CAPPED, int SMOOTHING>
 __global__ void __launch_bounds__(256, SMOOTHING == WEIGHTED ? 2 : 4)
     cross_entropy_backward(const X* x,              // (rows, cols) logits, rows x_row_stride apart
                            const int64_t* targets,  // (rows)
@@ -30,9 +30,9 @@ __global__ void __launch_bounds__(256, SMOOTHING == WEIGHTED ? 2 : 4)
   const int64_t row = has_row ? at_row : 0, last = has_row ? cols : 0;
   const X* x_row = x + row * x_row_stride;
   X* dx_row = dx + row * dx_row_stride;
-  using Part = Share<X, VECTORS, GROUP, WHOLE>;
+  using Part = Share<X, VECTORS, GROUP, LIES>;
   Part share;
-  const auto held = share.of(first, last, WHOLE ? 0 : position_of(dx_row));
+  const auto held = share.of(first, last, begin_of<LIES>(dx_row));
   const Span span(x, rows, cols, x_row_stride);
   const auto fetched = fetch_global<STREAM>(share, held, x_row, span, first, -infinity());
   const Target target(targets, weights, has_weights != 0, row, cols, ignore_index);

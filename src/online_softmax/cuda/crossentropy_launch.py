@@ -14,7 +14,7 @@ from torch import Tensor
 
 from online_softmax import rowplan
 from online_softmax.cuda.launch import C_TYPE, Launch
-from online_softmax.cuda.row_launch import WIDTHS, _exchange_bytes, _grid, _text, is_whole
+from online_softmax.cuda.row_launch import WIDTHS, _exchange_bytes, _grid, _text, lies
 from online_softmax.plan import WARP, ceil_div, next_power_of_two
 from online_softmax.rowplan import Row
 
@@ -74,8 +74,8 @@ def in_registers(
     dloss: (rows) of any stride, 0 included; needed with dx.
     """
     rows, cols = x.shape
-    whole = is_whole(x) if dx is None else is_whole(x, dx)
-    flags = f"{_text(whole)}, {_text(streams)}, {_text(dx is not None)}"
+    of = (x,) if dx is None else (x, dx)
+    flags = f"{lies(*of)}, {_text(streams)}, {_text(dx is not None)}"
     kinds = f"{C_TYPE[x.dtype]}, {row.vectors}, {row.lanes}, {flags}, {options.kinds}"
     written, given = x if dx is None else dx, loss if dloss is None else dloss
     args = (
@@ -104,7 +104,7 @@ def split(
     sums = torch.empty(grid, dtype=torch.float32, device=x.device) if options.smoothing else loss
     weight, weight_sum = options.weights(loss)
     x_type, sizes = C_TYPE[x.dtype], (rows, cols, x.stride(0), options.ignore_index, row.parts)
-    fold = f"cross_entropy_fold<{x_type}, {row.vectors}, {_text(is_whole(x))}, {options.kinds}>"
+    fold = f"cross_entropy_fold<{x_type}, {row.vectors}, {lies(x)}, {options.kinds}>"
     args = (x, target, weight, states, sums, *sizes, *options.logit())
     first = Launch(SPLIT_FILE, fold, args, grid, row.block)
     merge = f"cross_entropy_merge<{x_type}, {options.kinds}>"
@@ -137,7 +137,7 @@ def backward(
         vectors, lanes = BACKWARD_VECTORS, 0
         parts = ceil_div(words, vectors * WARP)
         grid = ceil_div(rows * parts * WARP, BACKWARD_BLOCK)
-    flags = f"{_text(is_whole(x, dx))}, {_text(streams)}"
+    flags = f"{lies(x, dx)}, {_text(streams)}"
     kinds = f"{C_TYPE[x.dtype]}, {vectors}, {lanes}, {flags}, {options.kinds}"
     args = (
         x, target, *options.weights(lse), dloss, lse, lse if lse_rest is None else lse_rest, dx,

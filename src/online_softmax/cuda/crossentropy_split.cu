@@ -3,7 +3,7 @@
 // column count alone, so a row has the same bits in any batch.
 #include "crossentropy.cuh"
 
-template <typename X, int VECTORS, bool WHOLE, bool CAPPED, int SMOOTHING>
+template <typename X, int VECTORS, int LIES, bool CAPPED, int SMOOTHING>
 __global__ void __launch_bounds__(512)
     cross_entropy_fold(const X* x,              // (rows, cols) logits, rows x_row_stride apart
                        const int64_t* targets,  // (rows)
@@ -17,8 +17,8 @@ __global__ void __launch_bounds__(512)
   const int64_t first = (index * warp_count() + warp_id()) * (VECTORS * WARP);
   const X* x_row = x + row * x_row_stride;
   const Logit<CAPPED> logit(scale, softcap);
-  Share<X, VECTORS, WARP, WHOLE> share;
-  const auto held = share.of(first, cols, WHOLE ? 0 : position_of(x_row));
+  Share<X, VECTORS, WARP, LIES> share;
+  const auto held = share.of(first, cols, begin_of<LIES>(x_row));
   const Span span(x, rows, cols, x_row_stride);
   const auto fetched = fetch_global<false>(share, held, x_row, span, first, -infinity());
   settle_share<false>(share, held, fetched, x_row, span, first, -infinity());

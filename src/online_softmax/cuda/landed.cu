@@ -4,12 +4,12 @@
 #include "emit.cuh"
 #include "landing.cuh"
 
-template <typename X, typename Y, int VECTORS, bool WHOLE, bool STREAM, typename Emit>
+template <typename X, typename Y, int VECTORS, int LIES, bool STREAM, typename Emit>
 __global__ void __launch_bounds__(512)
     rows_landed(const X* x,  // (rows, cols) input, rows x_row_stride apart
                 Y* y,        // (rows, cols) output, contiguous
                 int64_t rows, int64_t cols, int64_t x_row_stride, float scale, int64_t zero_empty) {
-  using Part = Landing<X, VECTORS, WHOLE>;
+  using Part = Landing<X, VECTORS, LIES>;
   DYNAMIC_SHARED(uint4, words);  // [warp][WORDS], then an Exchange's slots
   State* slots = reinterpret_cast<State*>(words + warp_count() * Part::WORDS);
   SHARED_ARRAY(uint64_t, arrived, 2);
@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(512)
   const int64_t first = int64_t(cluster_rank() * warp_count() + warp_id()) * Part::At::WORDS;
   auto held_of = [&](int64_t row) {
     return typename Part::At(first, cols,
-                             begin_for<WHOLE, Emit>(x + row * x_row_stride, y + row * cols));
+                             begin_for<LIES, Emit>(x + row * x_row_stride, y + row * cols));
   };
   if (first_row < rows) part.fetch(x + first_row * x_row_stride, span, first, held_of(first_row));
   uint32_t k = 0;
@@ -48,14 +48,14 @@ __global__ void __launch_bounds__(512)
   }
 }
 
-template <typename X, int VECTORS, bool WHOLE, bool STREAM, typename Backward>
+template <typename X, int VECTORS, int LIES, bool STREAM, typename Backward>
 __global__ void __launch_bounds__(512)
     rows_landed_backward(const X* dy,  // (rows, cols) gradient of y, rows dy_row_stride apart
                          const X* y,   // (rows, cols), contiguous
                          X* dx,        // (rows, cols) gradient of x, contiguous
                          int64_t rows, int64_t cols, int64_t dy_row_stride, float scale,
                          int64_t zero_empty) {
-  using Part = Landing<X, VECTORS, WHOLE>;
+  using Part = Landing<X, VECTORS, LIES>;
   DYNAMIC_SHARED(uint4, words);  // [warp][2][WORDS], then an Exchange's slots
   State* slots = reinterpret_cast<State*>(words + warp_count() * 2 * Part::WORDS);
   SHARED_ARRAY(uint64_t, arrived, 2);
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(512)
   const int64_t clusters = gridDim.x / cluster_size(), first_row = cluster_id();
   const int64_t first = int64_t(cluster_rank() * warp_count() + warp_id()) * Part::At::WORDS;
   auto held_of = [&](int64_t row) {
-    return typename Part::At(first, cols, WHOLE ? 0 : position_of(dx + row * cols));
+    return typename Part::At(first, cols, begin_of<LIES>(dx + row * cols));
   };
   auto fetch = [&](int64_t row) {
     if (row >= rows) return;

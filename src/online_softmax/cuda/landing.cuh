@@ -4,12 +4,12 @@
 #include "rows.cuh"
 
 // A warp's part of a tensor's rows: lands as words, leaves as a share.
-template <typename X, int VECTORS, bool WHOLE>
+template <typename X, int VECTORS, int LIES>
 struct Landing {
-  using Part = Share<X, VECTORS, WARP, WHOLE>;
+  using Part = Share<X, VECTORS, WARP, LIES>;
   using At = typename Part::At;
   // A row that lies otherwise than the one that is written begins in any of the first two words.
-  static constexpr int WORDS = At::WORDS + (WHOLE ? 0 : 2);
+  static constexpr int WORDS = At::WORDS + (At::WHOLE ? 0 : 2);
   uint4* words;
   uint64_t* landed;
 

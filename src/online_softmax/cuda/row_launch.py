@@ -40,6 +40,20 @@ def is_whole(*tensors: Tensor) -> bool:
     )
 
 
+def lies(*tensors: Tensor) -> str:
+    """How the rows of tensors lie: share.cuh's word for it."""
+    if is_whole(*tensors):
+        return "WHOLE_WORDS"
+    first, *others = tensors
+    alike = all(
+        t.itemsize == first.itemsize
+        and (t.data_ptr() - first.data_ptr()) % VECTOR_BYTES == 0
+        and ((t.stride(0) - first.stride(0)) * t.itemsize % VECTOR_BYTES == 0 or t.shape[0] < 2)
+        for t in others
+    )
+    return "ALIKE" if alike else "APART"
+
+
 def _text(flag: bool) -> str:
     return "true" if flag else "false"
 
@@ -73,21 +87,20 @@ def forward(
     """softmax or log_softmax of x's rows into y; logsumexp of them into y, (rows, 1)."""
     rows, cols = x.shape
     x_type, y_type, emit = C_TYPE[x.dtype], C_TYPE[y.dtype], EMIT[op]
-    whole = is_whole(x) if op == "logsumexp" else is_whole(x, y)
+    of = (x,) if op == "logsumexp" else (x, y)
+    whole = is_whole(*of)
     tail = (rows, cols, x.stride(0), float(scale), int(zero_empty))
     file = FILE[row.kernel]
     if row.kernel == "streamed":
-        kinds = f"{x_type}, {y_type}, {row.vectors}, {_text(whole)}, {_text(streams)}, {emit}"
+        kinds = f"{x_type}, {y_type}, {row.vectors}, {lies(*of)}, {_text(streams)}, {emit}"
         if found := _streamed(f"rows_streamed<{kinds}>", (x, y), tail, row, whole):
             return found
     if row.kernel in ("streamed", "split"):
-        return _split(op, x, y, scale, zero_empty, row, whole)
+        return _split(op, x, y, scale, zero_empty, row)
     if row.kernel == "landed":
-        kinds = f"{x_type}, {y_type}, {row.vectors}, {_text(whole)}, {_text(streams)}, {emit}"
+        kinds = f"{x_type}, {y_type}, {row.vectors}, {lies(*of)}, {_text(streams)}, {emit}"
         return _landed(f"rows_landed<{kinds}>", (x, y), tail, row, whole)
-    kinds = (
-        f"{x_type}, {y_type}, {row.vectors}, {row.lanes}, {_text(whole)}, {_text(streams)}, {emit}"
-    )
+    kinds = f"{x_type}, {y_type}, {row.vectors}, {row.lanes}, {lies(*of)}, {_text(streams)}, {emit}"
     symbol, grid = f"rows_in_registers<{kinds}>", _grid(row, rows)
     shared = _exchange_bytes(row)
     return [Launch(file, symbol, (x, y, *tail), grid, row.block, row.cluster, shared)]
@@ -136,14 +149,12 @@ def _facts(index: int | None) -> Arch:
     return default if index is None else ARCHES.get(jit.device_arch(index), default)
 
 
-def _split(
-    op: str, x: Tensor, y: Tensor, scale: float, zero_empty: bool, row: Row, whole: bool
-) -> list[Launch]:
+def _split(op: str, x: Tensor, y: Tensor, scale: float, zero_empty: bool, row: Row) -> list[Launch]:
     rows, cols = x.shape
     states, grid, file = _states(x, row), rows * row.parts, FILE["split"]
     x_type, y_type = C_TYPE[x.dtype], C_TYPE[y.dtype]
     sizes = (rows, cols, x.stride(0), float(scale))
-    fold = f"split_fold<{x_type}, {row.vectors}, {_text(is_whole(x))}>"
+    fold = f"split_fold<{x_type}, {row.vectors}, {lies(x)}>"
     first = Launch(file, fold, (x, states, *sizes, row.parts), grid, row.block)
     args: tuple[Any, ...]
     if op == "logsumexp":
@@ -153,7 +164,7 @@ def _split(
             first,
             Launch(file, f"split_lse<{y_type}>", args, blocks, row.block, dependent=True),
         ]
-    kinds = f"{x_type}, {y_type}, {row.vectors}, {_text(whole)}, {EMIT[op]}"
+    kinds = f"{x_type}, {y_type}, {row.vectors}, {lies(x, y)}, {EMIT[op]}"
     args = (x, y, states, *sizes, int(zero_empty), row.parts)
     return [first, Launch(file, f"split_emit<{kinds}>", args, grid, row.block, dependent=True)]
 
@@ -170,27 +181,28 @@ def backward(
 ) -> list[Launch]:
     """The gradient by x of softmax or log_softmax, from that by y and y itself, into dx."""
     rows, cols = y.shape
-    kind, x_type, whole = GRADIENT[op], C_TYPE[y.dtype], is_whole(dy, y, dx)
+    kind, x_type, of = GRADIENT[op], C_TYPE[y.dtype], (dy, y, dx)
+    whole = is_whole(*of)
     args: tuple[Any, ...]
     sizes, file = (rows, cols, dy.stride(0)), FILE[row.kernel]
     tail = (*sizes, float(scale), int(zero_empty))
     if row.kernel == "streamed":
-        kinds = f"{x_type}, {row.vectors}, {_text(whole)}, {_text(streams)}, {kind}"
+        kinds = f"{x_type}, {row.vectors}, {lies(*of)}, {_text(streams)}, {kind}"
         symbol = f"rows_streamed_backward<{kinds}>"
         if found := _streamed(symbol, (dy, y, dx), tail, row, whole):
             return found
     if row.kernel in ("streamed", "split"):
         states, grid = _states(y, row), rows * row.parts
-        kinds = f"<{x_type}, {row.vectors}, {_text(whole)}, {kind}>"
+        kinds = f"<{x_type}, {row.vectors}, {lies(*of)}, {kind}>"
         args = (dy, y, states, *sizes, int(zero_empty), row.parts)
         first = Launch(file, f"split_fold_backward{kinds}", args, grid, row.block)
         last = (dy, y, dx, states, *tail, row.parts)
         symbol = f"split_emit_backward{kinds}"
         return [first, Launch(file, symbol, last, grid, row.block, dependent=True)]
     if row.kernel == "landed":
-        kinds = f"{x_type}, {row.vectors}, {_text(whole)}, {_text(streams)}, {kind}"
+        kinds = f"{x_type}, {row.vectors}, {lies(*of)}, {_text(streams)}, {kind}"
         return _landed(f"rows_landed_backward<{kinds}>", (dy, y, dx), tail, row, whole)
-    kinds = f"{x_type}, {row.vectors}, {row.lanes}, {_text(whole)}, {_text(streams)}, {kind}"
+    kinds = f"{x_type}, {row.vectors}, {row.lanes}, {lies(*of)}, {_text(streams)}, {kind}"
     symbol, shared = f"rows_in_registers_backward<{kinds}>", _exchange_bytes(row)
     args = (dy, y, dx, *tail)
     return [Launch(file, symbol, args, _grid(row, rows), row.block, row.cluster, shared)]
@@ -205,8 +217,8 @@ def instances(
     dtypes: Sequence[torch.dtype] = tuple(C_TYPE),
 ) -> list[tuple[str, str]]:
     """Every (file, symbol) that the planner launches on an architecture for rows of these widths,
-    whole or not, ragged ones of a column less, and what `landed` would: what a compile run
-    compiles."""
+    whole or not, ragged ones of a column less, tensors that lie apart, and what `landed` would:
+    what a compile run compiles."""
     found: dict[tuple[str, str], None] = {}
     for dtype in dtypes:
         name = str(dtype).removeprefix("torch.")
@@ -225,13 +237,14 @@ def instances(
                     cuts.append(replace(row, kernel="registers"))
                 if few := rowchoice.few(op, Problem(2, cols, name, arch=arch)):
                     cuts.append(few)
-                for launch in (each for cut in cuts for each in _examples(op, x, cut)):
-                    found[launch.file, launch.symbol] = None
+                apart = [x] if start == 0 else [x, x.new_empty((2, cols))]
+                for cut, other in itertools.product(cuts, apart):
+                    for launch in _examples(op, x, other, cut):
+                        found[launch.file, launch.symbol] = None
     return list(found)
 
 
-def _examples(op: str, x: Tensor, row: Row) -> list[Launch]:
+def _examples(op: str, x: Tensor, y: Tensor, row: Row) -> list[Launch]:
     if op in rowplan.BACKWARD:
-        return backward(op, x, x, x, 1.0, False, row, True)
-    y = x[:, :1] if op == "logsumexp" else x
-    return forward(op, x, y, 1.0, False, row, True)
+        return backward(op, x, y, y, 1.0, False, row, True)
+    return forward(op, x, y[:, :1] if op == "logsumexp" else y, 1.0, False, row, True)

@@ -3,8 +3,10 @@
 #include "emit.cuh"
 #include "rows.cuh"
 
-template <typename X, typename Y, int VECTORS, int LANES, bool WHOLE, bool STREAM, typename Emit>
-__global__ void __launch_bounds__(512, VECTORS > 8 || (VECTORS == 8 && !WHOLE && LANES) ? 1 : 2)
+template <typename X, typename Y, int VECTORS, int LANES, int LIES, bool STREAM, typename Emit>
+__global__ void __launch_bounds__(512, VECTORS > 8 || (VECTORS == 8 && LIES != WHOLE_WORDS && LANES)
+                                           ? 1
+                                           : 2)
     rows_in_registers(const X* x,  // (rows, cols) input, rows x_row_stride apart
                       Y* y,        // (rows, cols) output, contiguous; or (rows)
                       int64_t rows, int64_t cols, int64_t x_row_stride, float scale,
@@ -19,8 +21,8 @@ __global__ void __launch_bounds__(512, VECTORS > 8 || (VECTORS == 8 && !WHOLE &&
   const int64_t row = has_row ? at.row : 0, last = has_row ? cols : 0;
   const X* x_row = x + row * x_row_stride;
   Y* y_row = y + row * (Emit::WRITES_ROW ? cols : 1);
-  Share<X, VECTORS, GROUP, WHOLE> share;
-  const auto held = share.of(at.first, last, begin_for<WHOLE, Emit>(x_row, y_row));
+  Share<X, VECTORS, GROUP, LIES> share;
+  const auto held = share.of(at.first, last, begin_for<LIES, Emit>(x_row, y_row));
   const Span span(x, rows, cols, x_row_stride);
   const auto fetched = fetch_global<STREAM>(share, held, x_row, span, at.first, -infinity());
   if constexpr (LANES == 0) exchange.open();  // while the words are on their way
@@ -40,8 +42,8 @@ __global__ void __launch_bounds__(512, VECTORS > 8 || (VECTORS == 8 && !WHOLE &&
   }
 }
 
-template <typename X, int VECTORS, int LANES, bool WHOLE, bool STREAM, typename Backward>
-__global__ void __launch_bounds__(512, VECTORS > 4 ? 1 : 2)
+template <typename X, int VECTORS, int LANES, int LIES, bool STREAM, typename Backward>
+__global__ void __launch_bounds__(512, VECTORS > 4 || (VECTORS == 4 && LIES == APART) ? 1 : 2)
     rows_in_registers_backward(const X* dy,  // (rows, cols) gradient of y, rows dy_row_stride apart
                                const X* y,   // (rows, cols), contiguous
                                X* dx,        // (rows, cols) gradient of x, contiguous
@@ -56,8 +58,8 @@ __global__ void __launch_bounds__(512, VECTORS > 4 ? 1 : 2)
   const bool has_row = at.row < rows;
   const int64_t row = has_row ? at.row : 0, last = has_row ? cols : 0;
   X* dx_row = dx + row * cols;
-  Share<X, VECTORS, GROUP, WHOLE> dy_share, y_share;
-  const auto held = y_share.of(at.first, last, WHOLE ? 0 : position_of(dx_row));
+  Share<X, VECTORS, GROUP, LIES> dy_share, y_share;
+  const auto held = y_share.of(at.first, last, begin_of<LIES>(dx_row));
   const float y_fill = Backward::y_past_the_end();
   const X *dy_row = dy + row * dy_row_stride, *y_row = y + row * cols;
   const Span dy_span(dy, rows, cols, dy_row_stride), y_span(y, rows, cols, cols);

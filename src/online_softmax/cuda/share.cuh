@@ -10,24 +10,34 @@
 #pragma once
 #include "words.cuh"
 
+// How the rows of a launch's tensors lie. WHOLE_WORDS: on 16-byte boundaries, and their ends as well.
+// ALIKE: row by row at the same place of a 16-byte word. APART: as they like, so that words read must be
+// shifted to become words written.
+constexpr int APART = 0, WHOLE_WORDS = 1, ALIKE = 2;
+
 template <typename T>
 __device__ __forceinline__ int position_of(const T* row) {  // in its 16-byte word, in elements
   return int(reinterpret_cast<uint64_t>(row) % VECTOR_BYTES / sizeof(T));
 }
 
+template <int LIES, typename T>
+__device__ __forceinline__ int begin_of(const T* row) {
+  return LIES == WHOLE_WORDS ? 0 : position_of(row);
+}
+
 // Where shares of a row begin in their words: as the row written wants it, so that writing needs no
 // shifting; nor does reading then, unless the two rows lie differently.
-template <bool WHOLE, typename Emit, typename X, typename Y>
+template <int LIES, typename Emit, typename X, typename Y>
 __device__ __forceinline__ int begin_for(const X* x_row, const Y* y_row) {
-  if (WHOLE) return 0;
-  if (!Emit::WRITES_ROW) return position_of(x_row);
+  if (LIES != APART || !Emit::WRITES_ROW) return begin_of<LIES>(x_row);
   const int of_x = position_of(x_row), of_y = position_of(y_row);
   return of_x % Vector<Y>::N == of_y ? of_x : of_y;
 }
 
 // Which elements of a row a group holds, and how they lie in its words: numbers [begin, end).
-template <typename T, int VECTORS, int GROUP, bool WHOLE>
+template <typename T, int VECTORS, int GROUP, int LIES>
 struct Held {
+  static constexpr bool WHOLE = LIES == WHOLE_WORDS, SHIFTS = LIES == APART;
   static constexpr int N = Vector<T>::N, WORDS = VECTORS * GROUP, CAPACITY = WORDS * N;
   int begin, end;
   __device__ Held(int64_t first, int64_t last, int begin_) : begin(WHOLE ? 0 : begin_) {
@@ -45,12 +55,12 @@ struct Held {
 };
 
 // `words` as they lie in memory. `after`: what lies past them, element j of it in lane j % GROUP.
-template <typename T, int VECTORS, int GROUP_, bool WHOLE_>
+template <typename T, int VECTORS, int GROUP_, int LIES>
 struct Share {
   using Element = T;
-  using At = Held<T, VECTORS, GROUP_, WHOLE_>;
+  using At = Held<T, VECTORS, GROUP_, LIES>;
   static constexpr int GROUP = GROUP_, N = At::N, COUNT = VECTORS;
-  static constexpr bool WHOLE = WHOLE_;
+  static constexpr bool WHOLE = At::WHOLE, SHIFTS = At::SHIFTS;
   static constexpr int AFTER = WHOLE ? 0 : (N - 2) / GROUP + 1;  // elements a lane
   static constexpr int KEPT = AFTER ? AFTER : 1;
   uint4 words[VECTORS];
@@ -78,8 +88,11 @@ struct Source {
   int offset, shift, from, to;
   bool is_given;  // words [from, to), all that the share needs, may be read
   __device__ Source(const T* row, Span span, int64_t first, const At& at) : share(row + first * N) {
-    offset = position_of(row);
-    if (offset < at.begin) offset += N;
+    offset = at.begin;
+    if (At::SHIFTS) {
+      offset = position_of(row);
+      if (offset < at.begin) offset += N;
+    }
     shift = offset - at.begin;
     words = reinterpret_cast<const uint4*>(share - offset);
     from = 0;
@@ -129,8 +142,8 @@ __device__ __forceinline__ void mend_ends(S& share, const typename S::At& at, co
 // A share comes in two steps, so that several loads are on their way at once: fetch_share starts them,
 // settle_share waits and puts right what words alone do not give. All lanes of a warp call both
 // together. `word(k)` finds the source's words and `past(j)` the elements past the share's last word;
-// SHIFTS: `word` shifts by itself where the source wants it.
-template <bool SHIFTS, typename S, typename From, typename Word, typename Past>
+// BY_WORD: `word` shifts by itself where the source wants it.
+template <bool BY_WORD, typename S, typename From, typename Word, typename Past>
 __device__ __forceinline__ Fetched<S> fetch_share(S& share, const typename S::At& at, From& source,
                                                   Span span, float fill, Word word, Past past) {
   constexpr int GROUP = S::GROUP, WORDS = S::At::WORDS;
@@ -168,7 +181,7 @@ __device__ __forceinline__ Fetched<S> fetch_share(S& share, const typename S::At
     }
     // A shifted share's last word ends in the source's next.
     const bool has_next = source.shift && WORDS >= source.from && WORDS < source.to;
-    fetched.next = !SHIFTS && has_next ? word(WORDS) : pad;
+    fetched.next = !BY_WORD && has_next ? word(WORDS) : pad;
     fetched.shift = source.shift;
     fetched.is_given = source.is_given;
   }
@@ -177,7 +190,7 @@ __device__ __forceinline__ Fetched<S> fetch_share(S& share, const typename S::At
 
 // The second step; row, span and first as for the source. What most shares are spared is behind one
 // branch, and the source is found again there: no register holds it meanwhile.
-template <bool SHIFTS, typename S, typename T>
+template <bool BY_WORD, typename S, typename T>
 __device__ __forceinline__ void settle_share(S& share, const typename S::At& at,
                                              const Fetched<S>& fetched, const T* row, Span span,
                                              int64_t first, float fill) {
@@ -185,10 +198,10 @@ __device__ __forceinline__ void settle_share(S& share, const typename S::At& at,
     constexpr int N = S::N, GROUP = S::GROUP;
     const int lane = S::lane();
     const uint4 pad = vector_of<T>(fill);
-    const int shift = SHIFTS ? 0 : fetched.shift;
+    const int shift = BY_WORD || !S::SHIFTS ? 0 : fetched.shift;
     const bool is_plain = at.is_interior() && fetched.is_given && shift == 0;
     if (GROUP == WARP ? !is_plain : warp_any(!is_plain)) {
-      if (!SHIFTS && (GROUP == WARP ? shift != 0 : warp_any(shift != 0)))
+      if (S::SHIFTS && !BY_WORD && (GROUP == WARP ? shift != 0 : warp_any(shift != 0)))
         realign<sizeof(T) == 2, GROUP>(share.words, fetched.next, uint32_t(shift * sizeof(T)));
       if (!fetched.is_given) {
         Source<typename S::At, T> source(unseen(row), span, first, at);
@@ -210,9 +223,8 @@ __device__ __forceinline__ void settle_share(S& share, const typename S::At& at,
 
 // The first step from global memory; returns what the second, settle_share<false>, needs.
 template <bool STREAM, typename S, typename T>
-__device__ __forceinline__ Fetched<S> fetch_global(S& share, const typename S::At& at,
-                                                   const T* row, Span span, int64_t first,
-                                                   float fill) {
+__device__ __forceinline__ Fetched<S> fetch_global(S& share, const typename S::At& at, const T* row,
+                                                   Span span, int64_t first, float fill) {
   Source<typename S::At, T> source(row, span, first, at);
   return fetch_share<false>(
       share, at, source, span, fill, [&](int k) { return fetch16<STREAM>(source.words + k); },

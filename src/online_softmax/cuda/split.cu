@@ -15,7 +15,7 @@ struct Part {
         first((index * warp_count() + warp_id()) * (VECTORS * WARP)) {}
 };
 
-template <typename X, int VECTORS, bool WHOLE>
+template <typename X, int VECTORS, int LIES>
 __global__ void __launch_bounds__(512)
     split_fold(const X* x,     // (rows, cols) input, rows x_row_stride apart
                State* states,  // (rows, parts) output
@@ -23,8 +23,8 @@ __global__ void __launch_bounds__(512)
   allow_next_kernel();  // it waits before it reads states
   const Part<VECTORS> at(parts);
   const X* x_row = x + at.row * x_row_stride;
-  Share<X, VECTORS, WARP, WHOLE> share;
-  const auto held = share.of(at.first, cols, WHOLE ? 0 : position_of(x_row));
+  Share<X, VECTORS, WARP, LIES> share;
+  const auto held = share.of(at.first, cols, begin_of<LIES>(x_row));
   const Span span(x, rows, cols, x_row_stride);
   const auto fetched = fetch_global<false>(share, held, x_row, span, at.first, -infinity());
   settle_share<false>(share, held, fetched, x_row, span, at.first, -infinity());
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(512)
   if (threadIdx.x == 0) states[blockIdx.x] = s;
 }
 
-template <typename X, typename Y, int VECTORS, bool WHOLE, typename Emit>
+template <typename X, typename Y, int VECTORS, int LIES, typename Emit>
 __global__ void __launch_bounds__(512)
     split_emit(const X* x,           // (rows, cols) input, rows x_row_stride apart
                Y* y,                 // (rows, cols) output, contiguous
@@ -43,8 +43,8 @@ __global__ void __launch_bounds__(512)
   const Part<VECTORS> at(parts);
   const X* x_row = x + at.row * x_row_stride;
   Y* y_row = y + at.row * cols;
-  Share<X, VECTORS, WARP, WHOLE> share;
-  const auto held = share.of(at.first, cols, begin_for<WHOLE, Emit>(x_row, y_row));
+  Share<X, VECTORS, WARP, LIES> share;
+  const auto held = share.of(at.first, cols, begin_for<LIES, Emit>(x_row, y_row));
   const Span span(x, rows, cols, x_row_stride);
   const auto fetched = fetch_global<true>(share, held, x_row, span, at.first, -infinity());
   const State* of_row = states + at.row * parts;
@@ -70,7 +70,7 @@ __global__ void split_lse(const State* states,  // (rows, parts)
   if (row < rows && lane_id() == 0) store(y + row, lse(s));
 }
 
-template <typename X, int VECTORS, bool WHOLE, typename Backward>
+template <typename X, int VECTORS, int LIES, typename Backward>
 __global__ void __launch_bounds__(512)
     split_fold_backward(const X* dy,    // (rows, cols) gradient of y, rows dy_row_stride apart
                         const X* y,     // (rows, cols), contiguous
@@ -79,8 +79,8 @@ __global__ void __launch_bounds__(512)
                         int64_t parts) {
   allow_next_kernel();  // it waits before it reads states
   const Part<VECTORS> at(parts);
-  Share<X, VECTORS, WARP, WHOLE> dy_share, y_share;
-  const auto held = y_share.of(at.first, cols, WHOLE ? 0 : position_of(y + at.row * cols));
+  Share<X, VECTORS, WARP, LIES> dy_share, y_share;
+  const auto held = y_share.of(at.first, cols, begin_of<LIES>(y + at.row * cols));
   const float y_fill = Backward::y_past_the_end();
   const X *dy_row = dy + at.row * dy_row_stride, *y_row = y + at.row * cols;
   const Span dy_span(dy, rows, cols, dy_row_stride), y_span(y, rows, cols, cols);
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(512)
   if (threadIdx.x == 0) states[blockIdx.x] = {top, sum};
 }
 
-template <typename X, int VECTORS, bool WHOLE, typename Backward>
+template <typename X, int VECTORS, int LIES, typename Backward>
 __global__ void __launch_bounds__(512)
     split_emit_backward(const X* dy,  // (rows, cols) gradient of y, rows dy_row_stride apart
                         const X* y,   // (rows, cols), contiguous
@@ -104,8 +104,8 @@ __global__ void __launch_bounds__(512)
   wait_for_previous_kernel();  // states: written by split_fold_backward, read below
   const Part<VECTORS> at(parts);
   X* dx_row = dx + at.row * cols;
-  Share<X, VECTORS, WARP, WHOLE> dy_share, y_share;
-  const auto held = y_share.of(at.first, cols, WHOLE ? 0 : position_of(dx_row));
+  Share<X, VECTORS, WARP, LIES> dy_share, y_share;
+  const auto held = y_share.of(at.first, cols, begin_of<LIES>(dx_row));
   const float y_fill = Backward::y_past_the_end();
   const X *dy_row = dy + at.row * dy_row_stride, *y_row = y + at.row * cols;
   const Span dy_span(dy, rows, cols, dy_row_stride), y_span(y, rows, cols, cols);

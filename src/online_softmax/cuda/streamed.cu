@@ -62,9 +62,9 @@ struct Warps {
 
 // The shared memory of a block: words of [stage][warp][TENSORS], a barrier for each, slots, and the
 // largest element of each warp's share, [stage][warp], from folding it to writing it.
-template <typename X, int TENSORS, int VECTORS, bool WHOLE>
+template <typename X, int TENSORS, int VECTORS, int LIES>
 struct Ring {
-  using Part = Landing<X, VECTORS, WHOLE>;
+  using Part = Landing<X, VECTORS, LIES>;
   uint4* words;
   uint64_t* landed;
   State* slots;
@@ -99,7 +99,7 @@ __global__ void clear_states(uint64_t* states,  // (count) output
 }
 
 // (512, 1): the ring leaves no room for another 512 threads, so they may have 128 registers each.
-template <typename X, typename Y, int VECTORS, bool WHOLE, bool STREAM, typename Emit>
+template <typename X, typename Y, int VECTORS, int LIES, bool STREAM, typename Emit>
 __global__ void __launch_bounds__(512, 1)
     rows_streamed(const X* x,        // (rows, cols) input, rows x_row_stride apart
                   Y* y,              // (rows, cols) output, contiguous
@@ -108,16 +108,16 @@ __global__ void __launch_bounds__(512, 1)
                   int64_t parts, int64_t stages, int64_t lag) {
   DYNAMIC_SHARED(uint4, memory);
   const Walk walk(parts, stages);
-  const Ring<X, 1, VECTORS, WHOLE> ring(memory, walk.stages);
+  const Ring<X, 1, VECTORS, LIES> ring(memory, walk.stages);
   Warps warps = {ring.slots};
   const Span span(x, rows, cols, x_row_stride);
   Item ahead = walk.first(), fresh = ahead, due = ahead;  // to fetch, to post, to write
-  using Part = Share<X, VECTORS, WARP, WHOLE>;
+  using Part = Share<X, VECTORS, WARP, LIES>;
   auto first = [&](const Item& at) {
     return (int64_t(at.part) * warp_count() + warp_id()) * (VECTORS * WARP);
   };
   auto held = [&](const Item& at) {
-    const int begin = begin_for<WHOLE, Emit>(x + at.row * x_row_stride, y + at.row * cols);
+    const int begin = begin_for<LIES, Emit>(x + at.row * x_row_stride, y + at.row * cols);
     return Part::of(first(at), cols, begin);
   };
   auto fetch = [&] {
@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(512, 1)
   }
 }
 
-template <typename X, int VECTORS, bool WHOLE, bool STREAM, typename Backward>
+template <typename X, int VECTORS, int LIES, bool STREAM, typename Backward>
 __global__ void __launch_bounds__(512, 1)
     rows_streamed_backward(const X* dy,  // (rows, cols) gradient of y, rows dy_row_stride apart
                            const X* y,   // (rows, cols), contiguous
@@ -182,16 +182,16 @@ __global__ void __launch_bounds__(512, 1)
                            int64_t zero_empty, int64_t parts, int64_t stages, int64_t lag) {
   DYNAMIC_SHARED(uint4, memory);
   const Walk walk(parts, stages);
-  const Ring<X, 2, VECTORS, WHOLE> ring(memory, walk.stages);
+  const Ring<X, 2, VECTORS, LIES> ring(memory, walk.stages);
   Warps warps = {ring.slots};
   const Span dy_span(dy, rows, cols, dy_row_stride), y_span(y, rows, cols, cols);
   Item ahead = walk.first(), fresh = ahead, due = ahead;  // to fetch, to post, to write
-  using Part = Share<X, VECTORS, WARP, WHOLE>;
+  using Part = Share<X, VECTORS, WARP, LIES>;
   auto first = [&](const Item& at) {
     return (int64_t(at.part) * warp_count() + warp_id()) * (VECTORS * WARP);
   };
   auto held = [&](const Item& at) {
-    return Part::of(first(at), cols, WHOLE ? 0 : position_of(dx + at.row * cols));
+    return Part::of(first(at), cols, begin_of<LIES>(dx + at.row * cols));
   };
   auto fetch = [&] {
     if (ahead.row >= rows) return;
