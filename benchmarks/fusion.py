@@ -10,12 +10,11 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from datetime import datetime, timezone
 from pathlib import Path
 
 import torch
 
-from online_softmax.lab import bench, benchclock, benchfile, fusion, info, inputs, ladder
+from online_softmax.lab import benchclock, benchfile, fusion, inputs, ladder, scriptlog
 
 
 def main() -> int:
@@ -27,7 +26,7 @@ def main() -> int:
         sys.exit("fusion.py needs a CUDA GPU, and torch sees none here")
     begun, setting = time.perf_counter(), benchclock.gpu_setting()
     try:
-        log = benchfile.Log(given.out, resume=True)
+        log, header = scriptlog.begin(given.out, "python benchmarks/fusion.py", ladder.CLOCK)
     except inputs.BadInput as error:
         sys.exit(f"error: {error}")
     kept = {
@@ -35,14 +34,6 @@ def main() -> int:
         for part in log.kept
         for each in part.others
     }
-    header = benchfile.Header(
-        date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        command="python benchmarks/fusion.py",
-        device=torch.cuda.get_device_name(),
-        versions=info.versions(),
-        machine=bench.machine(),
-        clock=ladder.CLOCK,
-    )
     head = benchfile.header_line(header)
     for work in fusion.works():
         if (work.case, work.dtype, work.rows, work.cols) in kept:

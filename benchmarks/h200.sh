@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Repeat the stored run: compile, measure every cell in shards over the GPUs that are there, then
-# accuracy, fusion, host cost and the rankings of few rows. One command:
+# Repeat the stored run: compile, measure every cell in shards over the GPUs that are there, the
+# row operations' and the losses', then accuracy, fusion, linear_cross_entropy, host cost and the
+# rankings of few rows. One command:
 #
 #   benchmarks/h200.sh OUT [STAGE[=SECONDS]]...
 #
@@ -8,8 +9,9 @@
 #   benchmarks/h200.sh out prepare=200 cells=300            # these stages, so long
 #   ONLY_TORCH=1 benchmarks/h200.sh out cells=300           # torch alone as rival, in all cells
 #
-# Stages: prepare, cells, merge, accuracy, fusion, host, tuning. A stage that its seconds end goes on
-# where it stopped when the command is run again. PYTHON names the interpreter (python3), CACHE a
+# Stages: prepare, cells, merge, accuracy, fusion, host, tuning; prepare-losses, losses, linear, for
+# which nothing of the others is needed. A stage that its seconds end goes on where it stopped when
+# the command is run again. PYTHON names the interpreter (python3), CACHE a
 # folder for what compilers make (OUT/cache), CUDA_VISIBLE_DEVICES the GPUs (all).
 # To go on with a stored file on one GPU, put it where that GPU's shard would be:
 #   cp benchmarks/results/h200/bench-rows.jsonl OUT/shards/cells-1-0.jsonl
@@ -31,7 +33,9 @@ export QUACK_CACHE_DIR=$CACHE/quack ONLINE_SOFTMAX_CACHE_DIR=$CACHE/online_softm
 export TORCHINDUCTOR_COMPILE_THREADS=1 # what is missing is compiled in place: no pool to start
 
 OPS="softmax log_softmax softmax_backward log_softmax_backward logsumexp"
+LOSSES="cross_entropy cross_entropy_both cross_entropy_in_forward token_stats"
 AGAINST=torch,compile,quack,liger
+TYPES=bf16,fp16,fp32 LOSS_TYPES=bf16,fp32
 [ -z "${ONLY_TORCH:-}" ] || AGAINST=torch
 FEW=1x32000,16x32000,1x65536,16x65536,1x128256,16x128256,1x262144,16x262144,1x1048576,16x1048576
 # Of the GPUs named, or else of all: torch counts them, under any name.
@@ -53,21 +57,23 @@ everywhere() {
   return $failed
 }
 
+# One GPU's shard. $1: name of the files; $2: seconds; $3: operations; $4: types; last: the shard.
 prepare_shard() {
   # shellcheck disable=SC2086
-  bench $OPS --grid all --against "$AGAINST" --shard "$2/$GPUS" --prepare --seconds "$1" \
-    --workers $((CORES / GPUS > 0 ? CORES / GPUS : 1)) 2>>"$OUT/shards/prepare-$2.log"
+  bench $3 --grid all --dtype "$4" --against "$AGAINST" --shard "$5/$GPUS" --prepare \
+    --seconds "$2" --workers $((CORES / GPUS > 0 ? CORES / GPUS : 1)) 2>>"$OUT/shards/$1-$5.log"
 }
 
-cells_shard() {
+measure_shard() {
   # shellcheck disable=SC2086
-  bench $OPS --grid all --against "$AGAINST" --shard "$2/$GPUS" --seconds "$1" --json \
-    --resume --save "$OUT/shards/cells-$GPUS-$2.jsonl" >/dev/null 2>>"$OUT/shards/cells-$2.log"
+  bench $3 --grid all --dtype "$4" --against "$AGAINST" --shard "$5/$GPUS" --seconds "$2" --json \
+    --resume --save "$OUT/shards/$1-$GPUS-$5.jsonl" >/dev/null 2>>"$OUT/shards/$1-$5.log"
 }
 
+# The shards of $1 as one file, bench-$2.jsonl.
 merge() {
-  rm -f "$OUT/results/bench-rows.jsonl"
-  bench --from "$OUT"/shards/cells-*.jsonl --json --save "$OUT/results/bench-rows.jsonl"
+  rm -f "$OUT/results/bench-$2.jsonl"
+  bench --from "$OUT/shards/$1-"*.jsonl --json --save "$OUT/results/bench-$2.jsonl"
 }
 
 accuracy() {
@@ -87,9 +93,17 @@ tuning() {
 stage() {
   local name=$1 seconds=$2 begun=$SECONDS rc=0
   case $name in
-    prepare) everywhere prepare_shard "$seconds" || rc=$? ;;
-    cells) everywhere cells_shard "$seconds" || rc=$? ;;
-    merge) merge || rc=$? ;;
+    prepare) everywhere prepare_shard prepare "$seconds" "$OPS" "$TYPES" || rc=$? ;;
+    cells) everywhere measure_shard cells "$seconds" "$OPS" "$TYPES" || rc=$? ;;
+    merge) merge cells rows || rc=$? ;;
+    prepare-losses)
+      everywhere prepare_shard "$name" "$seconds" "$LOSSES" "$LOSS_TYPES" || rc=$? ;;
+    losses)
+      everywhere measure_shard losses "$seconds" "$LOSSES" "$LOSS_TYPES" || rc=$?
+      merge losses losses || rc=$? ;;
+    linear)
+      CUDA_VISIBLE_DEVICES=${DEVICES[0]} "$PYTHON" benchmarks/linear.py \
+        --out "$OUT/results/bench-linear.jsonl" 2>>"$OUT/shards/linear.log" || rc=$? ;;
     accuracy) CUDA_VISIBLE_DEVICES=${DEVICES[0]} accuracy || rc=$? ;;
     fusion)
       CUDA_VISIBLE_DEVICES=${DEVICES[0]} "$PYTHON" benchmarks/fusion.py --seconds "$seconds" \
@@ -99,19 +113,21 @@ stage() {
       CUDA_VISIBLE_DEVICES=${DEVICES[0]} bench --host 8,1024 --against "$AGAINST" \
         --save "$OUT/results/bench-host.jsonl" >"$OUT/shards/host.log" || rc=$? ;;
     tuning) CUDA_VISIBLE_DEVICES=${DEVICES[0]} tuning "$seconds" || rc=$? ;;
-    *) echo "h200.sh: no stage $name: prepare, cells, merge, accuracy, fusion, host, tuning" >&2
+    *) echo "h200.sh: no stage $name: prepare, cells, merge, prepare-losses, losses, accuracy," \
+         "fusion, linear, host, tuning" >&2
        exit 2 ;;
   esac
   echo "h200.sh: $name: $((SECONDS - begun)) s$([ $rc = 0 ] || echo ", exit status $rc")" >&2
   return $rc
 }
 
-[ $# -gt 0 ] || set -- prepare=240 cells=500 merge accuracy fusion=120 host tuning=60
+[ $# -gt 0 ] || set -- prepare=240 cells=500 merge prepare-losses=240 losses=300 accuracy \
+  fusion=120 linear host tuning=60
 failed=0
 for each in "$@"; do
   name=${each%%=*} seconds=${each#*=}
   [ "$seconds" != "$each" ] || seconds=600
   stage "$name" "$seconds" || failed=1
 done
-grep -h "^note: " "$OUT"/shards/cells-*.log 2>/dev/null | tail -"$((2 * GPUS))" >&2 || true
+grep -h "^note: " "$OUT"/shards/{cells,losses}-*.log 2>/dev/null | tail -"$((2 * GPUS))" >&2 || true
 exit $failed

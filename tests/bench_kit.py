@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from online_softmax.lab.bench import Call, Rotation, Timing
+from online_softmax.lab.bench import Timing
 from online_softmax.lab.benchclock import Setting
 from online_softmax.lab.benchfile import Header
 from online_softmax.lab.contenders import Contender
 from online_softmax.lab.grid import Cell
+from online_softmax.lab.rotation import Call, Overwrites, Rotation
 
 HEADER = Header("2026-01-01T00:00:00+00:00", "online-softmax bench", "a GPU", {"sources": "abc"})
 SPREAD = 0.01  # of a median: how far fake rounds are apart
@@ -44,6 +45,8 @@ def clock(us: Mapping[str, float], uncaptured: Sequence[str]) -> Any:
         for name, call in calls.items():
             for tensors in sets.sets:
                 call(*tensors)
+            if isinstance(call, Overwrites):
+                sets.restore()
             nan = float("nan")
             if name in uncaptured:
                 assert name in may_fail
@@ -64,7 +67,9 @@ def setting(
     """The CPU with a clock that says what it is told; do_bench says 77."""
     us = us or {}
 
-    def do_bench(call: Callable[[], Any]) -> float:
+    def do_bench(call: Callable[[], Any], before: Callable[[], None] | None) -> float:
+        if before:
+            before()
         call()
         return 77.0
 

@@ -88,6 +88,16 @@ def test_list_as_json_is_sharded():
     assert whole[0]["takes"] > 2**30
 
 
+def test_losses_have_a_grid_of_their_own():
+    asked = ("cross_entropy", "softmax", "--grid", "odd", "--dtype", "bf16", "--list")
+    listed = run(*asked).splitlines()
+    assert len(listed) == 4 + 8 + 1
+    assert listed[0].startswith("cross_entropy bfloat16 5341 x 50257: moves 512 MiB, takes ")
+    assert listed[0].endswith("beside torch, compile, quack, liger")
+    cells = json.loads(run("token_stats", "--cells", "2x50", "--dtype", "fp32", "--list", "--json"))
+    assert [(each["rows"], each["cols"]) for each in cells] == [(2, 50)]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -95,6 +105,8 @@ def test_list_as_json_is_sharded():
         (["softmax", "--tune", "softmax"], "bench takes operations"),
         (["softmax", "--resume"], "give --save FILE"),
         (["softmin"], "operation softmin: there are softmax, log_softmax"),
+        (["--tune", "cross_entropy"], "operation cross_entropy: there are softmax, log_softmax"),
+        (["token_stats", "--accuracy"], "operation token_stats: there are softmax, log_softmax"),
         (["softmax", "--grid", "huge"], "--grid huge: there are big, small, odd, all"),
         (["softmax", "--dtype", "fp64"], "give float32, float16 or bfloat16"),
         (["softmax", "--against", "cudnn"], "--against cudnn"),

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from bench_kit import HEADER
 from online_softmax.lab import bench, benchclock, benchfile, contenders, grid, opbench, tune
-from online_softmax.lab.bench import Rotation
 from online_softmax.lab.grid import Cell
+from online_softmax.lab.rotation import Overwrites, Rotation
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -178,6 +178,67 @@ def test_a_graph_s_time_is_measured_and_not_the_host_s(device: Device):
     assert device.replays == 1 + 3 * (1 + 4)
 
 
+def test_what_overwrites_its_input_has_it_back_before_each_replay_outside_of_the_time(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+):
+    """One turn over the sets is a graph: a second would run on what the first left."""
+    sets = rotation(6, 2)
+    restored: list[bool] = []
+    restore = sets.restore
+
+    def slowly() -> None:
+        restored.append(bool((sets.sets[0][0] == 0).all()))
+        device.run(7000.0)
+        restore()
+
+    monkeypatch.setattr(sets, "restore", slowly)
+
+    def spoil(x: Tensor, y: Tensor) -> None:
+        x.fill_(1.0)
+        device.run(50.0)
+
+    graph = sets.capture(Overwrites(spoil))
+    assert graph.calls == 6
+    assert all(bool((x == 0).all()) for x, _ in sets.sets)
+    sets.sets[0][0].fill_(1.0)  # as a replay on a device would
+    assert graph.replay_us(3) == pytest.approx([50.0] * 3)
+    assert restored == [False, False, True, True, True]  # the capture's, each replay's, the last
+    assert sets.capture(spoil).calls == 24
+    found = bench.interleaved(sets, {"spoils": Overwrites(spoil), "other": spoil})
+    assert [found[name].median_us for name in ("spoils", "other")] == pytest.approx([50.0] * 2)
+
+
+def test_a_capture_that_fails_leaves_the_input_as_it_was(device: Device):
+    def failing(x: Tensor, y: Tensor) -> None:
+        x.fill_(1.0)
+        if device.recording is not None:
+            raise RuntimeError("it synchronises")
+        device.run(10.0)
+
+    sets = rotation(3, 2)
+    found = bench.interleaved(sets, {"bad": Overwrites(failing)}, may_fail=["bad"])
+    assert found["bad"].refused == "RuntimeError: it synchronises"
+    assert all(bool((x == 0).all()) for x, _ in sets.sets)
+
+
+def test_the_second_clock_gives_the_input_back_too(device: Device):
+    x, cache, seen = torch.zeros(2), torch.ones(4), []
+
+    def call() -> None:
+        seen.append((float(x.sum()), float(cache.sum())))
+        x.fill_(1.0)
+        cache.fill_(1.0)
+        device.run(30.0)
+
+    def before() -> None:
+        x.zero_()
+        device.run(500.0)
+
+    assert benchclock._restored_us(call, before, cache) == pytest.approx(30.0)
+    assert set(seen) == {(0.0, 0.0)}
+    assert len(seen) == benchclock.WARMUPS + benchclock.RESTORED_CALLS
+
+
 @pytest.mark.parametrize("knows", [True, False])
 def test_clocks_are_those_of_the_gpu_in_use(monkeypatch: pytest.MonkeyPatch, knows: bool):
     """Two shards on two GPUs: each states its own, if nvidia-smi can tell them apart."""
@@ -199,7 +260,7 @@ def test_clocks_are_those_of_the_gpu_in_use(monkeypatch: pytest.MonkeyPatch, kno
 
 @needs_gpu
 @pytest.mark.gpu
-@pytest.mark.parametrize("op", grid.OPS)
+@pytest.mark.parametrize("op", grid.EVERY_OP)
 def test_a_cell_on_the_gpu(op: str):
     cell = Cell(op, "bfloat16", 64, 1000)
     found = contenders.contenders(replace(cell, cols=grid.RIVAL_COLS[0]), ("torch", "compile"))

@@ -12,9 +12,9 @@ from online_softmax.lab.inputs import BadInput
 
 
 def test_examples_in_docstrings_hold():
-    from online_softmax.lab import accuracy, bench, benchshow, contenders, goals, hostcost
+    from online_softmax.lab import accuracy, benchshow, contenders, goals, hostcost, rotation
 
-    for module in (accuracy, grid, bench, benchshow, contenders, goals, hostcost):
+    for module in (accuracy, grid, benchshow, contenders, goals, hostcost, rotation):
         tried = doctest.testmod(module, verbose=False)
         assert tried.attempted > 0, module
         assert tried.failed == 0, module
@@ -123,3 +123,47 @@ def test_least_bytes():
         "log_softmax_backward": 6000, "logsumexp": 2020,
     }  # fmt: skip
     assert Cell("softmax", "float32", 10, 100).ideal_bytes == 8000
+
+
+# ---- losses
+
+
+def test_large_cells_of_losses_are_those_that_rivals_were_measured_on():
+    shapes = grid.shapes("big", "cross_entropy")
+    known = {(65536, 4096), (8388, 32000), (5341, 50257), (4096, 65536), (2092, 128256),
+             (1766, 151936), (1024, 262144)}  # fmt: skip
+    assert known < set(shapes)
+    assert sorted(cols for _, cols in shapes) == sorted((*grid.LOSS_COLS, grid.TOKENS[1]))
+    large = [Cell("cross_entropy", "bfloat16", *shape) for shape in shapes]
+    assert [cell.is_main for cell in large] == [True] * 13 + [False]  # the last: 4,096 x 128,256
+    assert all(cell.has_rivals and cell.is_loss for cell in large)
+    assert not Cell("softmax", "bfloat16", 65536, 4096).is_large
+
+
+def test_few_tokens_are_for_what_serving_runs():
+    for op in grid.LOSS_OPS:
+        few = grid.shapes("small", op)
+        assert {rows for rows, _ in few} == (
+            {1, 16, 256} if op in ("cross_entropy", "token_stats") else set()
+        )
+        assert set(few) < set(grid.shapes("all", op))
+    cells = grid.grid_cells(grid.EVERY_OP, ["float32"], "odd")
+    shapes = [(cell.rows, cell.cols) for cell in cells if cell.op == "cross_entropy_both"]
+    assert shapes == [(5341, 50257), (2092, 128257), (1766, 151936), (1334, 201088)]
+    assert len([cell for cell in cells if cell.op == "softmax"]) == 8
+
+
+def test_least_bytes_of_losses():
+    moved = {op: Cell(op, "bfloat16", 10, 100).ideal_bytes for op in grid.LOSS_OPS}
+    assert moved == {
+        "cross_entropy": 2080, "cross_entropy_both": 6080, "cross_entropy_in_forward": 4080,
+        "token_stats": 4680,
+    }  # fmt: skip
+
+
+def test_memory_of_losses_has_a_copy_of_what_is_overwritten():
+    takes = {op: Cell(op, "bfloat16", 8388, 32000).memory_bytes(2, 5) for op in grid.LOSS_OPS}
+    matrix = 8388 * 32000 * 2
+    assert takes["cross_entropy_both"] > takes["cross_entropy"] + (2 + 2 * 5) * matrix
+    assert takes["token_stats"] > 24 * matrix
+    assert max(takes.values()) < 100 * 2**30

@@ -70,6 +70,36 @@ def test_only_torch_compile_makes_code_for_a_number_of_rows():
     assert {task.name for task in prepare.tasks(lse, RIVALS, ARCH)} == {"ours", "compile"}
 
 
+def test_of_losses_the_public_function_is_called_and_rivals_once_for_a_gradient():
+    """quack and liger make the same code for any number of rows, and of one gradient one."""
+    shapes = [(64, 4096), (32, 4096)]
+    cells = grid.cells(grid.LOSS_OPS, ["float32"], shapes)
+    todo = prepare.tasks(cells, RIVALS, ARCH)
+    names = [(task.name, task.cell.op) for task in todo if task.cell]
+    for op in grid.LOSS_OPS:
+        assert names.count(("ours", op)) == 2
+    assert names.count(("ours, in place", "cross_entropy_in_forward")) == 2
+    of_rivals = {name: sorted(op for n, op in names if n == name) for name in RIVALS}
+    assert of_rivals == {
+        "torch": [],
+        "compile": sorted([*grid.LOSS_OPS[:2], "token_stats"] * 2),
+        "quack": ["cross_entropy", "cross_entropy_both"],
+        "liger": ["cross_entropy", "cross_entropy_both"],
+    }
+    kernels = {task.kernel for task in todo if task.cell is None}
+    assert kernels == {("ceilings.cu", name, ARCH) for name in ("read", "copy")}
+    stats = next(task for task in todo if task.cell == Cell("token_stats", "float32", 64, 4096))
+    assert prepare.task_bytes(stats) > prepare.CONTEXT_BYTES + 64 * 4096 * 48
+
+
+def test_losses_are_called_with_logits_and_classes():
+    for op in grid.LOSS_OPS:
+        for name in ("ours", "torch"):
+            assert prepare.do(Task(name, cell=Cell(op, "bfloat16", 3, 40)), "cpu") == ""
+    refused = prepare.do(Task("quack", cell=Cell("token_stats", "bfloat16", 3, 40)), "cpu")
+    assert refused == "quack has no token_stats"
+
+
 def test_processes_are_bounded_by_memory():
     task = Task("compile", cell=BIG)  # 512 MiB of x and y, as much again, and a context
     assert prepare.task_bytes(task) == 2 * 2**30

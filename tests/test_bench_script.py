@@ -46,9 +46,12 @@ def test_all_stages_in_order(tmp_path: Path):
     assert code == 0, errors
     assert [word for word in errors.split() if word.endswith("s,") or word == "s"] != []
     texts = [text for _, _, text in commands]
-    order = ["--prepare", "--grid all", "--from", "--accuracy", "fusion.py", "--host", "--tune"]
+    order = ["softmax log_softmax softmax_backward log_softmax_backward logsumexp --grid all",
+             "bench-rows.jsonl", "token_stats --grid all", "bench-losses.jsonl", "--accuracy",
+             "fusion.py", "linear.py", "--host", "--tune"]  # fmt: skip
     places = [next(i for i, text in enumerate(texts) if each in text) for each in order]
-    assert places[0] < places[2] < places[3] < places[4] < places[5] < places[6]
+    assert places == sorted(places)
+    assert len([text for text in texts if "--prepare" in text]) == 4  # two GPUs, rows and losses
     tuned = [text for text in texts if "--tune" in text]
     assert len(tuned) == len(grid.OPS)
 
@@ -64,6 +67,25 @@ def test_each_gpu_has_a_shard(tmp_path: Path):
         assert words[words.index("--save") + 1].startswith(str(tmp_path / "out" / "shards"))
         found[gpu] = words[words.index("--shard") + 1]
     assert found == {"0": "0/3", "1": "1/3", "2": "2/3"}
+
+
+def test_losses_are_compiled_and_measured_in_shards_and_become_a_file(tmp_path: Path):
+    code, errors, commands = run(tmp_path, "prepare-losses=50", "losses=70", gpus=2)
+    assert code == 0, errors
+    *sharded, (_, _, merged) = commands
+    assert sorted(gpu for gpu, _, _ in sharded) == ["0", "0", "1", "1"]
+    for _, _, text in sharded:
+        words = text.split()
+        assert set(grid.LOSS_OPS) <= set(words)
+        assert words[words.index("--dtype") + 1] == "bf16,fp32"
+        is_prepared = "--prepare" in words
+        assert words[words.index("--seconds") + 1] == ("50" if is_prepared else "70")
+        assert is_prepared or "--resume" in words
+    saved = [text.split("--save ")[1] for _, _, text in sharded if "--save" in text]
+    shards = tmp_path / "out" / "shards"
+    assert sorted(saved) == [f"{shards}/losses-2-{index}.jsonl" for index in range(2)]
+    assert f"--from {shards}/losses-*.jsonl" in merged
+    assert merged.endswith("/results/bench-losses.jsonl")
 
 
 def test_gpus_that_are_named_and_torch_alone(tmp_path: Path):
@@ -99,8 +121,9 @@ def test_its_commands_are_ones_that_bench_takes(tmp_path: Path, monkeypatch: pyt
     for name in ("_measure", "_prepare", "_accuracy", "_stored"):
         monkeypatch.setattr(benchcli, name, lambda *given, name=name: taken.append(name))
     _, _, commands = run(tmp_path, gpus=1)
-    asked = [shlex.split(text) for _, _, text in commands if "fusion.py" not in text]
+    asked = [shlex.split(text) for _, _, text in commands if "benchmarks/" not in text]
     for words in asked:
         done = CliRunner().invoke(cli.app, words[words.index("bench") :])
         assert done.exit_code == 0, (words, done.output)
-    assert taken == ["_prepare", "_measure", "_stored", "_accuracy", "_measure"] + ["_measure"] * 5
+    cells = ["_prepare", "_measure", "_stored"]
+    assert taken == [*cells, *cells, "_accuracy", "_measure", *["_measure"] * len(grid.OPS)]

@@ -14,7 +14,7 @@ from ladder_kit import READS, climb, on_cpu, printed
 from online_softmax import plan
 from online_softmax.catalogue import KERNELS
 from online_softmax.cuda import host
-from online_softmax.lab import bench, info, inputs, ladder, results, rung
+from online_softmax.lab import bench, info, inputs, ladder, results, rotation, rung
 from online_softmax.lab.results import Run
 
 pytestmark = pytest.mark.usefixtures("compiler")
@@ -78,7 +78,7 @@ def returning(x: Tensor, y: Tensor) -> Tensor:
 @on_cpu
 @pytest.mark.parametrize("call", [filling, returning])
 def test_rival_has_a_row(
-    monkeypatch: pytest.MonkeyPatch, matrix_setting: rung.Setting, call: bench.Call
+    monkeypatch: pytest.MonkeyPatch, matrix_setting: rung.Setting, call: rotation.Call
 ):
     monkeypatch.setitem(bench.RIVALS, "compile", lambda: call)
     timings = {
@@ -116,14 +116,14 @@ def test_rivals_are_timed_with_and_without_a_sweep(
     """Beside one rung, which is not what the planner would choose; torch always comes along."""
     timing = bench.Timing(40.0, 39.0, 41.0)
 
-    def at_once(_: object, calls: dict[str, bench.Call]) -> dict[str, bench.Timing]:
+    def at_once(_: object, calls: dict[str, rotation.Call]) -> dict[str, bench.Timing]:
         return dict.fromkeys(calls, timing)
 
     def swept(x: Tensor, kernels: list[str], **more: object) -> dict[str, bench.Timing]:
         assert more["production"] is None
         return dict.fromkeys(["copy", *more["rivals"], *kernels], timing)  # type: ignore[misc]
 
-    monkeypatch.setattr(bench, "Buffers", lambda x: None)
+    monkeypatch.setattr(rotation, "Buffers", lambda x: None)
     monkeypatch.setattr(bench, "interleaved", at_once)
     monkeypatch.setattr(bench, "time_ladder", swept)
     monkeypatch.setitem(bench.RIVALS, "compile", lambda: returning)

@@ -84,8 +84,10 @@ def bench(
         raise BadInput("--resume goes on with a file: give --save FILE")
     if (prepare or accuracy) and (not ops or (prepare and accuracy)):
         raise BadInput("--prepare and --accuracy, one of them, stand beside operations")
-    matrices = _shapes(grid, shapes or "", accuracy)
-    cells = [] if host else _cells(ops or [tune or ""], matrices, dtype, shard)
+    # Losses have no cuts of their own to rank, and are compared with float64 in their cells alone.
+    known = grids.OPS if tune or accuracy else grids.EVERY_OP
+    named = [] if host else grids.named(ops or [tune or ""], known, "operation")
+    cells = _cells(named, grid, shapes or "", dtype, shard, accuracy)
     grids.named([values], benchclock.VALUES, "--values")
     asked = Asked(cells, contenders.rivals(against), values,
                   float("inf") if limit is None else limit, as_json, kept, resume)  # fmt: skip
@@ -264,23 +266,18 @@ def _listed(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _shapes(name: str, shapes: str, is_accuracy: bool) -> list[tuple[int, int]]:
-    from online_softmax.lab import accuracy, grid
-
-    if shapes:
-        return grid.parse_shapes(shapes)
-    matrices = grid.shapes(grid.named([name], grid.GRIDS, "--grid")[0])
-    return accuracy.shapes() if is_accuracy else matrices
-
-
 def _cells(
-    ops: Sequence[str], matrices: Sequence[tuple[int, int]], dtype: str, shard: str
+    ops: list[str], name: str, shapes: str, dtype: str, shard: str, is_accuracy: bool
 ) -> list[Cell]:
-    from online_softmax.lab import grid, inputs
+    from online_softmax.lab import accuracy, grid, inputs
 
-    ops = grid.named(ops, grid.OPS, "operation")
-    types = [inputs.short_name(inputs.dtype_of(each)) for each in _listed(dtype)]
-    return grid.shard(grid.cells(ops, dict.fromkeys(types), matrices), shard)
+    types = dict.fromkeys(inputs.short_name(inputs.dtype_of(each)) for each in _listed(dtype))
+    grid.named([name], grid.GRIDS, "--grid")
+    cells = grid.grid_cells(ops, types, name)
+    if shapes or is_accuracy:
+        matrices = grid.parse_shapes(shapes) if shapes else accuracy.shapes()
+        cells = grid.cells(ops, types, matrices)
+    return grid.shard(cells, shard)
 
 
 def _header(rivals: tuple[str, ...], values: str) -> Header:

@@ -12,9 +12,11 @@ NARROWEST = 110  # columns that the tables need
 
 HELP = """Time operations beside what memory allows and beside rivals, on a grid of shapes.
 
-OP: softmax, log_softmax, softmax_backward, log_softmax_backward, logsumexp. Every contender is \
-compared with float64 first: what is wrong gets no time. Rivals other than torch are timed where \
-the grid asks for them; one that refuses is a row with its reason.
+OP: softmax, log_softmax, softmax_backward, log_softmax_backward, logsumexp; cross_entropy, \
+cross_entropy_both (with its gradient), cross_entropy_in_forward (which makes it in the forward), \
+token_stats, as their public functions. Every contender is compared with float64 first: what is \
+wrong gets no time. Rivals other than torch are timed where the grid asks for them; one that \
+refuses is a row with its reason.
 
 \b
 Examples:
@@ -22,6 +24,7 @@ Examples:
   online-softmax bench softmax logsumexp --grid all --shard 0/4 --resume --save run.jsonl
   online-softmax bench softmax --cells 4096x50257,1x1048576 --dtype bf16
   online-softmax bench softmax --grid small --list
+  online-softmax bench cross_entropy token_stats --grid all --dtype bf16,fp32 --save loss.jsonl
   online-softmax bench --from run.jsonl more.jsonl
   online-softmax bench --from part0.jsonl part1.jsonl --save whole.jsonl
   online-softmax bench softmax --grid all --prepare
@@ -31,7 +34,11 @@ Examples:
 
 Ops = Annotated[list[str] | None, typer.Argument(metavar="OP", show_default=False, hidden=True)]
 Grid = Annotated[
-    str, option("big (2^27 elements a cell), small (few rows), odd (vocabularies) or all.", "NAME")
+    str,
+    option(
+        "big (2^27 elements a cell, of losses 2^28), small (few rows), odd (vocabularies) or all.",
+        "NAME",
+    ),
 ]
 Cells = Annotated[
     str | None, option("These shapes in place of a grid.", "ROWSxCOLS,...", "--cells")

@@ -22,6 +22,8 @@ from online_softmax.lab import (
     fusion,
     goals,
     hostcost,
+    lineartable,
+    lossverdicts,
     tune,
     verdicts,
 )
@@ -88,6 +90,8 @@ def _others(parts: Sequence[Part], kind: str) -> list[Table]:
         return [Table(*accuracy.table(found))]
     if kind == "fusion":
         return [Table(*fusion.table(found))]
+    if kind == "linear":
+        return [Table(*each) for each in lineartable.tables(found)]
     return [Table(*each) for values in found[-1:] for each in hostcost.tables(values)]
 
 
@@ -115,6 +119,8 @@ def sections(parts: Sequence[Part], is_page: bool = False) -> dict[str, list[Tab
         "tuning": [] if is_page else _others(parts, "tuning"),
         "host": _others(parts, "host"),
         "fusion": _others(parts, "fusion"),
+        "losses": [lossverdicts.in_forward_table(rows), lossverdicts.stats_table(rows)],
+        "linear": _others(parts, "linear"),
         "errors": _others(parts, "accuracy"),
         "large": cell_tables([r for r in rows if r.cell.is_large]),
         "small": cell_tables(small, ", other cells", prices),

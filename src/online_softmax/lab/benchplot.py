@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from online_softmax.lab import benchtable, goals, plot
 from online_softmax.lab.benchfile import Row
+from online_softmax.lab.grid import LOSS_OPS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,6 +35,9 @@ COLOURS = {
 }
 MARKERS = {"ours": "o", "torch": "s", "compile": "^", "quack": "D", "liger": "v"}
 CEILING = {"softmax": "a copy", "log_softmax": "a copy", "logsumexp": "a read"}
+CEILING |= {"cross_entropy": "a read", "cross_entropy_both": "a read and then a copy"}
+CEILING |= {"cross_entropy_in_forward": "a copy", "token_stats": "a read"}
+WIDTHS, LOSS_WIDTHS = (5, 22), (12, 18)  # log2 of the columns that an axis shows
 GAP = 9  # times as wide: what lies further apart is not joined
 
 Share = tuple[int, float, bool]  # columns, share of the ceiling, whether the width is ragged
@@ -57,7 +61,7 @@ def draw(rows: Sequence[Row], op: str, path: str | Path) -> None:
 
     Args:
         rows: of any operation; those of `op` in large cells, of the usual input, are taken.
-        op: the operation, a name of `grid.OPS`.
+        op: the operation, a name of `grid.EVERY_OP`.
         path: .png, or any ending that matplotlib knows.
 
     Raises:
@@ -96,7 +100,7 @@ def picture(rows: Sequence[Row], op: str) -> Figure:
         inch = 1 / figure.get_figheight()
         for place, dtype in enumerate(reversed(dtypes)):
             axes = figure.add_axes((0.065, (0.95 + 2.5 * place) * inch, 0.925, 1.95 * inch))
-            _panel(axes, found[dtype], dtype)
+            _panel(axes, found[dtype], dtype, LOSS_WIDTHS if op in LOSS_OPS else WIDTHS)
             if not place:
                 axes.set_xlabel("columns", color=plot.FAINT, fontsize=10)
         _legend(figure, [n for n in NAMES if any(found[dtype][n] for dtype in dtypes)])
@@ -107,16 +111,20 @@ def picture(rows: Sequence[Row], op: str) -> Figure:
 def _title(figure: Figure, op: str) -> None:
     inch = 1 / figure.get_figheight()
     ceiling = CEILING.get(op, "an addition")
-    below = f"share of the speed of {ceiling} that moves the same bytes; 2²⁷ elements, L2 cold"
+    elements = "2²⁸" if op in LOSS_OPS else "2²⁷"
+    below = f"share of the speed of {ceiling} that moves the same bytes"
+    below += f"; {elements} elements, L2 cold"
     figure.text(0.01, 1 - 0.02 * inch, op, fontsize=15, fontweight="bold", va="top")
     figure.text(0.01, 1 - 0.32 * inch, below, fontsize=10.5, color=plot.FAINT, va="top")
 
 
-def _panel(axes: Axes, lines: Mapping[str, Sequence[Share]], dtype: str) -> None:
+def _panel(
+    axes: Axes, lines: Mapping[str, Sequence[Share]], dtype: str, widths: tuple[int, int]
+) -> None:
     axes.set_xscale("log", base=2)
-    ticks = [2**n for n in range(5, 23)]
+    ticks = [2**n for n in range(widths[0], widths[1] + 1)]
     axes.set_xticks(ticks, [benchtable.short(each) for each in ticks])
-    axes.set_xlim(2**4.8, 2**22.2)
+    axes.set_xlim(2 ** (widths[0] - 0.2), 2 ** (widths[1] + 0.2))
     axes.set_ylim(0, 1.12)
     axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", "25 %", "50 %", "75 %", "100 %"])
     axes.tick_params(axis="both", length=0)

@@ -27,12 +27,12 @@ def emit(text: str) -> None:
 def list_cells(cells: Sequence[Cell], rivals: tuple[str, ...], as_json: bool) -> None:
     """The cells, with the bytes that each moves and takes; nothing runs."""
     from online_softmax import plan
-    from online_softmax.lab import bench, contenders
+    from online_softmax.lab import buffersets, contenders
 
     l2_bytes = plan.ARCHES[plan.DEFAULT_ARCH].l2_bytes
     lines: list[dict[str, Any]] = []
     for cell in cells:
-        sets, _ = bench.set_count(cell.ideal_bytes, l2_bytes)
+        sets, _ = buffersets.set_count(cell, l2_bytes)
         names = rivals if cell.has_rivals else rivals[:1]
         found = contenders.contenders(cell, rivals)
         memory = cell.memory_bytes(sets, sum(line.allocates for line in found))

@@ -86,7 +86,7 @@ def ordered(rows: Iterable[Row]) -> list[Row]:
     return sorted(
         rows,
         key=lambda row: (
-            _place(grid.OPS, row.op),
+            _place(grid.EVERY_OP, row.op),
             _place(grid.DTYPES, row.dtype),
             row.cols,
             row.rows,

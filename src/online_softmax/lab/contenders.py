@@ -1,7 +1,7 @@
 """Who runs in a cell: the ceiling, ours, and the rivals, each as a call on a buffer set's tensors.
 
-A set is (x, y) of softmax and log_softmax, (dy, y, dx) of a backward, (x, lse) of logsumexp. A call
-fills the last of them or returns a tensor of its own. Rivals are imported when they are made.
+A set is what buffersets.py says. A call fills the last of its tensors or returns one of its own.
+Those of a loss are in losscontenders.py. Rivals are imported when they are made.
 """
 
 from __future__ import annotations
@@ -15,15 +15,12 @@ import torch
 from torch import Tensor
 
 from online_softmax import batch_invariant, jit, rowchoice, rowops
-from online_softmax.lab import ceilings
-from online_softmax.lab.bench import Call
-from online_softmax.lab.grid import Cell
+from online_softmax.lab import ceilings, losscontenders
+from online_softmax.lab.grid import LOSS_OPS, WRITING, Cell
 from online_softmax.lab.inputs import BadInput
+from online_softmax.lab.refusal import Refusal
+from online_softmax.lab.rotation import Call
 from online_softmax.plan import DEFAULT_ARCH, Problem
-
-
-class Refusal(Exception):  # noqa: N818 a state of a contender, told in its row
-    """A contender does not have this operation; the message is a sentence."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +30,12 @@ class Contender:
     name: str
     kind: str  # "ceiling", "ours" or "rival"
     make: Callable[[], Call]
+    writes: bool = False  # a matrix of its own, though it is ours: a gradient through autograd
 
     @property
     def allocates(self) -> bool:
         """Whether its call makes a matrix of its own instead of filling the set's."""
-        return self.kind == "rival"
+        return self.kind == "rival" or self.writes
 
 
 # ---- the ceiling and ours
@@ -167,6 +165,7 @@ RIVALS: dict[str, Callable[[str], Call]] = {
     "liger": _liger,
 }
 PACKAGE = {"torch": "torch", "compile": "torch", "quack": "quack-kernels", "liger": "liger-kernel"}
+PACKAGE |= {"cut-cross-entropy": "cut-cross-entropy"}  # in linear.py alone
 EVERYWHERE = ("torch",)  # the rivals of every cell; the others where grid.Cell.has_rivals
 
 
@@ -194,13 +193,28 @@ def rivals(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(("torch", *named)))
 
 
+Makers = dict[str, Callable[[str], Call]]
+
+
+def makers(op: str) -> tuple[dict[str, Call], Makers, Makers]:
+    """Of an operation: the ceilings' calls, and what makes the lines of ours and the rivals'."""
+    if op in LOSS_OPS:
+        return losscontenders.CEILING, losscontenders.OURS, losscontenders.RIVALS
+    return CEILING, OURS, RIVALS
+
+
 def contenders(cell: Cell, rivals: tuple[str, ...]) -> list[Contender]:
     """The lines of a cell, the ceiling first."""
 
     def line(kind: str, name: str, make: Callable[[str], Call]) -> Contender:
-        return Contender(name, kind, lambda: make(cell.op))
+        writes = kind == "ours" and cell.op in WRITING
+        return Contender(name, kind, lambda: make(cell.op), writes)
 
-    lines = [line("ceiling", "ceiling", CEILING.__getitem__)]
-    lines += [line("ours", name, OURS[name]) for name in _ours_in(cell)]
+    ceiling, ours, theirs = makers(cell.op)
+    names = losscontenders.ours_in(cell.op) if cell.is_loss else _ours_in(cell)
     timed = [name for name in rivals if cell.has_rivals or name in EVERYWHERE]
-    return lines + [line("rival", name, RIVALS[name]) for name in timed]
+    return [
+        line("ceiling", "ceiling", ceiling.__getitem__),
+        *(line("ours", name, ours[name]) for name in names),
+        *(line("rival", name, theirs[name]) for name in timed),
+    ]

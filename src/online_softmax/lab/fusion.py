@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 import online_softmax
-from online_softmax.lab import bench, goals, opbench
-from online_softmax.lab.bench import Call, Rotation
+from online_softmax.lab import goals, opbench
 from online_softmax.lab.benchclock import Setting
 from online_softmax.lab.grid import ITEM_BYTES
+from online_softmax.lab.rotation import Call, Rotation, set_count
 
 SCALE, DROPPED = 0.7, 0.1
 SHAPES = ((65536, 1024), (16384, 4096), (2048, 32768), (512, 131072))  # 2^26 elements each
@@ -96,7 +96,7 @@ def contenders(work: Work, parts: Parts) -> dict[str, Call]:
 
 def buffers(work: Work, setting: Setting) -> tuple[Rotation, Parts]:
     """Rotating sets in the setting's arena, and what they share."""
-    count, is_cold = bench.set_count(work.ideal_bytes, setting.l2_bytes)
+    count, is_cold = set_count(work.ideal_bytes, setting.l2_bytes)
     matrix, dtype, device = (work.rows, work.cols), getattr(torch, work.dtype), setting.device
     generator = torch.Generator(device).manual_seed(0)
     x = setting.arena.cut("first", matrix, dtype, count, device, is_random=True)

@@ -33,6 +33,14 @@ MEANS: dict[tuple[str, int], dict[str, float]] = {
     ("logsumexp", 2): {"torch": 7.0, "compile": 2.2},
     ("logsumexp", 4): {"torch": 7.0, "compile": 1.4},
 }
+# Of losses: the share of the ceiling, as above; the gradient made in the forward, times as fast as
+# the rival's forward and backward; token_stats, in times of cross_entropy's forward.
+LOSSES = {"cross_entropy": 0.95, "cross_entropy_both": 0.93}
+IN_FORWARD_RIVAL, IN_FORWARD = "quack", 1.25
+STATS_OF_FORWARD = 1.6
+# Of linear_cross_entropy: bytes beyond inputs and gradients, and time over matrix products alone.
+LINEAR = {"ours, low": (0.8e9, "four products"), "ours, fast": (3.2e9, "three products")}
+LINEAR_OF_PRODUCTS = 1.15
 NOISE = 1.02  # slower than this times the fastest rival, and by more than the spread: slower
 FEW_ROWS, FEW_ROWS_COLS = 16, 32000  # at most, at least
 EXACT = 2**-23  # an error may be torch's and this more, both of the size of their row
@@ -50,6 +58,8 @@ def goal(cell: Cell) -> float | None:
     """
     if not cell.is_large:
         return None
+    if cell.is_loss:
+        return LOSSES.get(cell.op)
     item = ITEM_BYTES[cell.dtype]
     if cell.op == "logsumexp":
         return LOGSUMEXP[item]

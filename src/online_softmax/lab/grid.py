@@ -11,6 +11,10 @@ from dataclasses import dataclass
 from online_softmax.lab.inputs import BadInput
 
 OPS = ("softmax", "log_softmax", "softmax_backward", "log_softmax_backward", "logsumexp")
+# Of logits and a target: the loss; the loss and its gradient; both with the gradient made in the
+# forward; what a token's distribution gives.
+LOSS_OPS = ("cross_entropy", "cross_entropy_both", "cross_entropy_in_forward", "token_stats")
+EVERY_OP = (*OPS, *LOSS_OPS)
 DTYPES = ("bfloat16", "float16", "float32")
 GRIDS = ("big", "small", "odd", "all")
 WHOLE = 2**27  # elements of a large cell: 256 MiB in 16-bit types, far past any L2
@@ -36,6 +40,17 @@ RIVAL_SMALL_OPS = ("softmax", "logsumexp")
 RIVAL_SMALL_ROWS = (1, 4, 16, 64, 256)
 RIVAL_SMALL_COLS = (1024, 32000, 65536, 128256, 262144, 1048576)
 
+LOSS_WHOLE = 2**28  # elements of a large cell of logits: 512 MiB in 16-bit types
+LOSS_COLS = (
+    4096, 8192, 16384, 32000, 32768, 50257, 65536, 128256, 128257, 131072, 151936, 201088, 262144,
+)  # fmt: skip
+TOKENS = (4096, 128256)  # the shape that token_stats is held to
+FEW_TOKENS = (1, 16, 256)  # as serving has them, which needs no gradient
+FEW_TOKENS_COLS = (32000, 50257, 128256, 262144)
+FEW_TOKENS_OPS = ("cross_entropy", "token_stats")
+TOP_K = 20  # that token_stats is asked for
+WRITING = ("cross_entropy_both", "cross_entropy_in_forward")  # a matrix, of the losses
+
 # Tensors of rows x cols that an operation must move: the floor of its traffic.
 MATRICES = {
     "softmax": 2,
@@ -43,7 +58,16 @@ MATRICES = {
     "softmax_backward": 3,
     "log_softmax_backward": 3,
     "logsumexp": 1,
+    "cross_entropy": 1,
+    "cross_entropy_both": 3,
+    "cross_entropy_in_forward": 2,
+    "token_stats": 1,
 }
+# And bytes a row: the target; of token_stats also three numbers, a rank, and the largest.
+ROW_BYTES = {"token_stats": 8 + 3 * 4 + 8 + TOP_K * (4 + 8)} | dict.fromkeys(LOSS_OPS[:3], 8)
+# Bytes an element that a contender of a loss may have for itself while it runs: float32 copies,
+# log-probabilities, their gradient; of token_stats a sorted copy and its int64 places too.
+WORKING_BYTES = {"token_stats": 48} | dict.fromkeys(LOSS_OPS[:3], 16)
 JUDGE_BYTES = 2**30  # eight float64 matrices of a chunk of 2^24 elements
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
@@ -58,19 +82,24 @@ class Cell:
     cols: int
 
     @property
+    def is_loss(self) -> bool:
+        """Of logits and a target."""
+        return self.op in LOSS_OPS
+
+    @property
     def is_large(self) -> bool:
-        """As many rows as make up WHOLE elements."""
-        return self.rows == max(WHOLE // self.cols, 1)
+        """As many rows as make up WHOLE elements, of a loss LOSS_WHOLE."""
+        return self.rows == max((LOSS_WHOLE if self.is_loss else WHOLE) // self.cols, 1)
 
     @property
     def is_main(self) -> bool:
         """Among the large cells whose geometric means are the headline."""
-        return self.is_large and self.cols in MAIN_COLS
+        return self.is_large and self.cols in (LOSS_COLS if self.is_loss else MAIN_COLS)
 
     @property
     def has_rivals(self) -> bool:
         """Whether every rival is timed here; elsewhere torch alone, beside the ceiling."""
-        if self.cols in RIVAL_COLS:
+        if self.is_loss or self.cols in RIVAL_COLS:
             return True
         is_small = self.rows in RIVAL_SMALL_ROWS and self.cols in RIVAL_SMALL_COLS
         here = (self.is_main and self.op in RIVAL_LARGE_OPS) or (
@@ -82,15 +111,20 @@ class Cell:
     def ideal_bytes(self) -> int:
         """The least that the operation moves: what goes in and what comes out, once."""
         item = ITEM_BYTES[self.dtype]
-        sums = self.rows * item if self.op == "logsumexp" else 0
-        return MATRICES[self.op] * self.rows * self.cols * item + sums
+        row = item if self.op == "logsumexp" else ROW_BYTES.get(self.op, 0)
+        return (MATRICES[self.op] * self.cols * item + row) * self.rows
 
     def memory_bytes(self, sets: int, allocating: int) -> int:
         """Device memory that a cell takes: its sets; the outputs of contenders that allocate their
-        own, kept as long as a set is; what a backward's y is made of, or a sort; and the judge's
-        float64 rows."""
-        matrix = self.rows * self.cols * ITEM_BYTES[self.dtype]
-        outputs = 0 if self.op == "logsumexp" else (sets * allocating + 1) * matrix
+        own, kept as long as a set is; what a backward's y is made of, or a sort; of a loss what its
+        contenders work with, and copies of the logits; and the judge's float64 rows."""
+        elements = self.rows * self.cols
+        matrix = elements * ITEM_BYTES[self.dtype]
+        has_matrix = self.op in WRITING or (self.op != "logsumexp" and not self.is_loss)
+        outputs = (sets * allocating + 1) * matrix if has_matrix else 0
+        if self.is_loss:
+            copies = sets * matrix if self.op in WRITING else 0
+            outputs += elements * WORKING_BYTES[self.op] + copies
         judged = JUDGE_BYTES + 8 * 8 * self.cols
         return sets * self.ideal_bytes + outputs + 2 * matrix + judged
 
@@ -99,18 +133,36 @@ class Cell:
         return f"{self.op} {self.dtype} {self.rows} x {self.cols}"
 
 
-def shapes(grid: str) -> list[tuple[int, int]]:
-    """Rows and columns of a grid, each shape once.
+def shapes(grid: str, op: str = "softmax") -> list[tuple[int, int]]:
+    """Rows and columns of a grid for an operation, each shape once.
 
-    >>> shapes("odd")[3]
-    (2670, 50257)
+    >>> shapes("odd")[3], shapes("odd", "cross_entropy")[0]
+    ((2670, 50257), (5341, 50257))
     """
+    if op in LOSS_OPS:
+        return _loss_shapes(grid, op)
     large = {"big": BIG_COLS, "odd": ODD_COLS, "all": (*BIG_COLS, *ODD_COLS), "small": ()}[grid]
     found = [(WHOLE // cols, cols) for cols in sorted(set(large))]
     if grid in ("small", "all"):
         few = [cols for cols in BIG_COLS if cols >= SMALL_FROM]
         found += [(rows, cols) for cols in few for rows in SMALL_ROWS]
     return list(dict.fromkeys(found))
+
+
+def _loss_shapes(grid: str, op: str) -> list[tuple[int, int]]:
+    wide = {"big": LOSS_COLS, "odd": [c for c in LOSS_COLS if c in ODD_COLS], "all": LOSS_COLS}
+    found = [(LOSS_WHOLE // cols, cols) for cols in wide.get(grid, ())]
+    if grid in ("big", "all"):
+        found.append(TOKENS)
+    if grid in ("small", "all") and op in FEW_TOKENS_OPS:
+        found += [(rows, cols) for cols in FEW_TOKENS_COLS for rows in FEW_TOKENS]
+    return found
+
+
+def grid_cells(ops: Iterable[str], dtypes: Iterable[str], grid: str) -> list[Cell]:
+    """Every cell of a grid, one operation after the other."""
+    dtypes = list(dtypes)
+    return [cell for op in ops for cell in cells([op], dtypes, shapes(grid, op))]
 
 
 def cells(

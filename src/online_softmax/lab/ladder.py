@@ -157,16 +157,16 @@ def _time(
 
     Judges the block size that won too, where it is not the planner's.
     """
-    from online_softmax.lab import bench, ceilings
+    from online_softmax.lab import bench, ceilings, rotation
 
     ours = [r for r in records if results[r.name].ok and r.backend in ("cuda", "triton")]
     rivals = tuple(dict.fromkeys(("torch", *rivals)))
     if setting.block:
-        calls: dict[str, bench.Call] = {"copy": ceilings.copy_call}
+        calls: dict[str, rotation.Call] = {"copy": ceilings.copy_call}
         calls |= {rival: bench.RIVALS[rival]() for rival in rivals}
         calls |= {r.name: _call(r, setting.numbers(r)) for r in ours}
         step(f"timed, with copy and {', '.join(rivals)}")
-        timings = bench.interleaved(bench.Buffers(x), calls)
+        timings = bench.interleaved(rotation.Buffers(x), calls)
     else:
         timings = bench.time_ladder(
             x,
@@ -283,7 +283,7 @@ def _header(
     )
     if not setting.on_gpu:
         return header
-    from online_softmax.lab import bench
+    from online_softmax.lab import bench, rotation
 
     copy_us = rung.known(timings["copy"].median_us)
     l2_bytes = torch.cuda.get_device_properties(setting.device).L2_cache_size
@@ -291,7 +291,7 @@ def _header(
     return replace(
         header,
         machine=bench.machine(),
-        is_cold_l2=bench.rotation(x.numel() * x.element_size(), l2_bytes)[1],
+        is_cold_l2=rotation.rotation(x.numel() * x.element_size(), l2_bytes)[1],
         clock=CLOCK,
         copy_us=copy_us,
         copy_gbs=rung.ideal_bytes(x) / copy_us / 1e3 if copy_us else None,

@@ -15,47 +15,17 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from online_softmax.lab import bench, opjudge
-from online_softmax.lab.bench import Call, Rotation, Timing
+from online_softmax.lab import lossjudge, opjudge
+from online_softmax.lab.bench import Timing
 from online_softmax.lab.benchclock import Broken, Setting
 from online_softmax.lab.benchfile import Entry, Row
+from online_softmax.lab.buffersets import buffers, set_count
 from online_softmax.lab.contenders import Contender, Refusal
-from online_softmax.lab.grid import Cell
+from online_softmax.lab.grid import WRITING, Cell
+from online_softmax.lab.rotation import Call, Overwrites, Rotation
 
-SEED = 1
 CHECKED_ELEMENTS = 2**24  # of each result
 REASON = 300  # characters of a rival's message that are kept
-
-# ---- buffers
-
-
-def buffers(cell: Cell, setting: Setting) -> Rotation:
-    """The cell's buffer sets, in the setting's arena. A backward's y is a result in its type, the
-    same in all sets."""
-    count, is_cold = bench.set_count(cell.ideal_bytes, setting.l2_bytes)
-    matrix, dtype = (cell.rows, cell.cols), getattr(torch, cell.dtype)
-    cut, where = setting.arena.cut, (count, setting.device)
-    # A failed capture leaves the default generator unusable: this one is the cell's own.
-    generator = torch.Generator(setting.device).manual_seed(SEED)
-    is_ascending = setting.values == "ascending"
-
-    def made() -> Tensor:
-        x = torch.empty(matrix, dtype=dtype, device=setting.device).normal_(generator=generator)
-        return x.sort(-1).values if is_ascending else x
-
-    first = cut("first", matrix, dtype, *where, is_random=not is_ascending)
-    if is_ascending:
-        first[:] = made()
-    if cell.op == "logsumexp":
-        roles = [first, cut("last", matrix[:1], dtype, *where)]
-    elif cell.op.endswith("_backward"):
-        second = cut("second", matrix, dtype, *where)
-        second[:] = (torch.log_softmax if cell.op.startswith("log") else torch.softmax)(made(), -1)
-        roles = [first, second, cut("last", matrix, dtype, *where)]
-    else:
-        roles = [first, cut("last", matrix, dtype, *where)]
-    return Rotation(list(zip(*(role.unbind() for role in roles), strict=True)), is_cold)
-
 
 # ---- one cell
 
@@ -76,17 +46,26 @@ def judged(
     tensors: tuple[Tensor, ...],
     ulps: float,
     lap: Callable[[str], None] = lambda name: None,
+    x: Tensor | None = None,
 ) -> opjudge.Judged:
     """Run a call once, into NaN, and compare what it filled or returned with float64: some rows
     where there are many. Of the others it must have written every element. `lap` is told when the
-    call is over, which compiles what it needs."""
+    call is over, which compiles what it needs. `x` is the first tensor as it was, where the call
+    overwrites it."""
     tensors[-1].fill_(torch.nan)
     made = call(*tensors)
     lap("first calls")
-    result = made if isinstance(made, Tensor) else tensors[-1]
-    result = result.reshape(tensors[-1].shape)
     rows = checked_rows(cell)
-    verdict = opjudge.check(cell.op, tensors[:-1], result, ulps, rows)
+    if cell.is_loss:
+        logits = tensors[0] if x is None else x
+        verdict = lossjudge.check(cell.op, logits, tensors[1], made, ulps, rows)
+        if cell.op not in WRITING:
+            return verdict
+        result = made
+    else:
+        result = made if isinstance(made, Tensor) else tensors[-1]
+        result = result.reshape(tensors[-1].shape)
+        verdict = opjudge.check(cell.op, tensors[:-1], result, ulps, rows)
     if verdict.ok and rows < cell.rows and math.isnan(float(result.sum(dtype=torch.float32))):
         unwritten = int(result.isnan().sum())
         why = f"{unwritten} of {result.numel()} elements are NaN, or were not written"
@@ -97,7 +76,7 @@ def judged(
 def _enter(
     line: Contender,
     cell: Cell,
-    tensors: tuple[Tensor, ...],
+    sets: Rotation,
     setting: Setting,
     lap: Callable[[str], None],
 ) -> tuple[Entry, Call | None]:
@@ -109,7 +88,10 @@ def _enter(
         if line.kind == "ceiling":
             return entry, call
         ulps = opjudge.OUR_ULPS if is_ours else opjudge.RIVAL_ULPS
-        verdict = judged(call, cell, tensors, ulps, lap)
+        if isinstance(call, Overwrites):
+            sets.keep()
+        x = sets.kept[0] if sets.kept else None
+        verdict = judged(call, cell, sets.sets[0], ulps, lap, x)
         setting.synchronize()
     except Refusal as refusal:
         return replace(entry, why=str(refusal)), None
@@ -143,7 +125,7 @@ def alive(
 def lacking(cell: Cell, allocating: int, setting: Setting) -> str:
     """What device memory lacks for a cell whose contenders' outputs are so many, a sentence; "":
     nothing."""
-    count, _ = bench.set_count(cell.ideal_bytes, setting.l2_bytes)
+    count, _ = set_count(cell, setting.l2_bytes)
     held = setting.arena.held_bytes
     needed, there = cell.memory_bytes(count, allocating), setting.free_bytes() + held
     if needed > there:
@@ -173,7 +155,8 @@ def measure(cell: Cell, lines: Sequence[Contender], setting: Setting) -> Row:
     entries: dict[str, Entry] = {}
     calls: dict[str, Call] = {}
     for line in lines:
-        entries[line.name], call = _enter(line, cell, sets.sets[0], setting, lap)
+        entries[line.name], call = _enter(line, cell, sets, setting, lap)
+        sets.restore()
         lap("judging")
         if call:
             calls[line.name] = call
@@ -186,7 +169,9 @@ def measure(cell: Cell, lines: Sequence[Contender], setting: Setting) -> Row:
         raise
     lap("rounds")
     for name, call in calls.items():
-        entries[name] = _timed(entries[name], call, timings[name], sets.sets[0], cell, setting)
+        entries[name] = _timed(entries[name], call, timings[name], sets, cell, setting)
+        if isinstance(call, Overwrites):
+            sets.restore_first()
     lap("do_bench")
     return replace(
         row,
@@ -203,16 +188,18 @@ def _timed(
     entry: Entry,
     call: Call,
     timing: Timing,
-    tensors: tuple[Tensor, ...],
+    sets: Rotation,
     cell: Cell,
     setting: Setting,
 ) -> Entry:
     """An entry with its times. do_bench's is for ours, which a table shows, and for what no graph
     holds."""
+    tensors = sets.sets[0]
+    before = sets.restore_first if isinstance(call, Overwrites) else None
     if entry.kind != "ours" and not timing.refused:
         return _with_graph(entry, timing, cell)
     try:
-        do_bench_us = setting.do_bench(lambda: call(*tensors))
+        do_bench_us = setting.do_bench(lambda: call(*tensors), before)
     except Exception as error:  # noqa: BLE001  a row; the run goes on while the device does
         alive(setting, entry.name, cell, error, entry.kind)
         why = timing.refused or said(error)

@@ -1,8 +1,9 @@
 """Compiling all that cells will run, in many processes, into the caches on disk: a later benchmark
 spends its time on the GPU on measuring alone.
 
-Ours needs no GPU: sources go through NVRTC. A rival is called once on a cell's own shape, since
-torch.compile, quack and Triton specialise on it; its caches are its own (TORCHINDUCTOR_CACHE_DIR,
+Ours needs no GPU: sources go through NVRTC; but of a loss, whose public function is timed, that is
+called. A rival is called once on a cell's own shape, since torch.compile, quack and Triton
+specialise on it; its caches are its own (TORCHINDUCTOR_CACHE_DIR,
 TRITON_CACHE_DIR, QUACK_CACHE_DIR say where).
 """
 
@@ -20,23 +21,24 @@ from typing import Any
 import torch
 
 from online_softmax import rowchoice, rowplan
-from online_softmax.lab import ceilings
-from online_softmax.lab.contenders import RIVALS, Refusal
-from online_softmax.lab.grid import ITEM_BYTES, Cell
+from online_softmax.lab import ceilings, losscontenders
+from online_softmax.lab.contenders import Refusal, makers
+from online_softmax.lab.grid import ITEM_BYTES, LOSS_OPS, WORKING_BYTES, WRITING, Cell
 from online_softmax.plan import Problem
 
 CONTEXT_BYTES = 2**30  # of device memory that each process has for itself
 COMPILED = ("compile", "quack", "liger")  # rivals that compile when they are called
+LOSS_CEILINGS = ("read", "copy")
 BY_ROWS = ("compile",)  # of them, those whose code depends on the number of rows
 
 
 @dataclass(frozen=True)
 class Task:
-    """One thing to compile: a kernel of ours, or a rival's call on a cell's shape."""
+    """One thing to compile: a kernel of ours, or a contender's call on a cell's shape."""
 
     name: str  # "ours" or a rival's
     kernel: tuple[str, str, str] = ("", "", "")  # of ours: file, symbol, architecture
-    cell: Cell | None = None  # of a rival
+    cell: Cell | None = None  # of a rival, and of a line of ours in a loss
 
     @property
     def text(self) -> str:
@@ -86,28 +88,32 @@ def tasks(cells: Iterable[Cell], rivals: Sequence[str], arch: str) -> list[Task]
     ours: dict[Task, None] = {}
     theirs: dict[tuple[Any, ...], Task] = {}
     for cell in cells:
-        for file, symbol in kernels(cell, arch):
+        compiled = [(ceilings.FILE, name) for name in LOSS_CEILINGS] if cell.is_loss else None
+        for file, symbol in compiled or kernels(cell, arch):
             ours[Task("ours", (file, symbol, arch))] = None
+        for name in losscontenders.ours_in(cell.op) if cell.is_loss else ():
+            ours[Task(name, cell=cell)] = None
         for name in rivals:
             if name in COMPILED and cell.has_rivals and not _lacks(name, cell.op):
                 rows = cell.rows if name in BY_ROWS else 0
-                theirs.setdefault(
-                    (name, cell.op, cell.dtype, cell.cols, rows), Task(name, cell=cell)
-                )
+                op = WRITING[0] if cell.op in WRITING else cell.op  # the same call of a rival
+                theirs.setdefault((name, op, cell.dtype, cell.cols, rows), Task(name, cell=cell))
     # The longest first: what is left at the end is short.
     order = sorted(theirs.values(), key=lambda task: COMPILED.index(task.name))
     return [*ours, *order]
 
 
 def _lacks(name: str, op: str) -> bool:
-    return name != "compile" and op not in ("softmax", "softmax_backward")
+    has = ("softmax", "softmax_backward", *(op for op in LOSS_OPS if op != "token_stats"))
+    return name != "compile" and op not in has
 
 
 # ---- one task, in a process of its own
 
 
 def do(task: Task, device: str = "cuda") -> str:
-    """Compile; "" or why a rival refused, on one line. Errors of ours are errors."""
+    """Compile; "" or why a call failed, on one line. A kernel of ours that does not compile is an
+    error."""
     if task.cell is None:
         from online_softmax import jit
 
@@ -117,14 +123,17 @@ def do(task: Task, device: str = "cuda") -> str:
     tensors = [torch.zeros(cell.rows, cell.cols, dtype=dtype, device=device)]
     if cell.op in rowplan.BACKWARD:
         tensors.append(torch.zeros_like(tensors[0]))
+    if cell.is_loss:
+        tensors.append(torch.zeros(cell.rows, dtype=torch.int64, device=device))
     out = tensors[0].new_empty(cell.rows) if cell.op == "logsumexp" else tensors[0]
+    _, ours, theirs = makers(cell.op)
     try:
-        RIVALS[task.name](cell.op)(*tensors, out)
+        (ours if task.name in ours else theirs)[task.name](cell.op)(*tensors, out)
         if device == "cuda":
             torch.cuda.synchronize()
     except Refusal as refusal:
         return str(refusal)
-    except Exception as error:  # noqa: BLE001  a rival may fail in any way: its row will say so
+    except Exception as error:  # noqa: BLE001  a call may fail in any way: its row will say so
         return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
     finally:
         del tensors, out
@@ -146,8 +155,9 @@ def task_bytes(task: Task) -> int:
     """Device memory that a task takes, its process's share included."""
     if task.cell is None:
         return 0
-    matrix = task.cell.rows * task.cell.cols * ITEM_BYTES[task.cell.dtype]
-    return CONTEXT_BYTES + task.cell.ideal_bytes + 2 * matrix
+    elements = task.cell.rows * task.cell.cols
+    working = 2 * ITEM_BYTES[task.cell.dtype] + WORKING_BYTES.get(task.cell.op, 0)
+    return CONTEXT_BYTES + task.cell.ideal_bytes + elements * working
 
 
 def workers(todo: Sequence[Task], asked: int, free_bytes: int) -> int:

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 
 from online_softmax import catalogue, rowchoice, rowplan, rowsweep
-from online_softmax.lab import bench, benchfile, benchrun, opbench, opjudge
-from online_softmax.lab.bench import Call
+from online_softmax.lab import benchfile, benchrun, opbench, opjudge
 from online_softmax.lab.benchclock import Broken, Setting
 from online_softmax.lab.benchrun import Outlet
 from online_softmax.lab.contenders import CEILING
 from online_softmax.lab.grid import Cell
 from online_softmax.lab.inputs import BadInput
+from online_softmax.lab.rotation import Call, Rotation
 from online_softmax.plan import Problem
 
 FINALISTS = 3  # of the quick ranking, timed again in interleaved rounds
@@ -113,7 +113,7 @@ def tune(cell: Cell, setting: Setting, source: Variants = variants) -> dict[str,
     return line | {"arch": problem.arch, "ranking": [found[name] for name in order]}
 
 
-def _judged(variant: Variant, cell: Cell, sets: bench.Rotation, setting: Setting) -> dict[str, Any]:
+def _judged(variant: Variant, cell: Cell, sets: Rotation, setting: Setting) -> dict[str, Any]:
     entry: dict[str, Any] = {"kernel": variant.kernel, "numbers": variant.numbers, "why": ""}
     entry |= {"is_planned": variant.is_planned}
     try:

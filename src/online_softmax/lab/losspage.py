@@ -1,0 +1,64 @@
+"""The parts of docs/performance.md that are there only once results of losses are: with heading,
+text and pictures, since without results there is nothing of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from online_softmax.lab import goals, grid
+from online_softmax.lab.benchfile import Row
+from online_softmax.lab.benchtable import Table
+
+LOSSES = (
+    "## Cross-entropy and token_stats",
+    "Each contender's public function on 2²⁸ logits, the loss their mean: alone, with its gradient "
+    "by the logits, and with the gradient made in the forward. Their cells are among the tables of "
+    f"all operations too; aimed at are {goals.LOSSES['cross_entropy']:g} of a read for the loss, "
+    f"and {goals.LOSSES['cross_entropy_both']:g} of a read and then a copy for both.",
+)
+LINEAR = (
+    "## linear_cross_entropy",
+    "Forward and backward of a linear layer and its cross-entropy, beside the matrix products "
+    "alone (`benchmarks/linear.py`). Memory is the most that was allocated at once beyond inputs "
+    "and gradients. An error is the distance to the float64 gradient over that gradient's size, "
+    "both as norms.",
+)
+PICTURE = "![{0}: share of the ceiling by columns, ours and the rivals](performance-{0}.png)"
+
+
+def drawn(rows: Sequence[Row]) -> list[str]:
+    """The losses of which there is a picture to draw: large cells of ours were timed."""
+    timed = {r.op for r in rows if r.cell.is_large and r.values == "normal" and _is_timed(r)}
+    return [op for op in grid.LOSS_OPS if op in timed]
+
+
+def _is_timed(row: Row) -> bool:
+    ours, ceiling = row.entry("ours"), row.entry("ceiling")
+    clocks = {entry.clock for entry in (ours, ceiling) if entry and entry.median_us}
+    return bool(ours and ours.median_us and clocks == {"graph"})
+
+
+def bodies(
+    rows: Sequence[Row],
+    sections: Mapping[str, Sequence[Table]],
+    shown: Callable[[Sequence[Table]], str],
+) -> dict[str, str]:
+    """What stands between the markers of these parts; "" where nothing is stored.
+
+    Args:
+        rows: each cell once.
+        sections: the tables by section, as `benchpage.sections` gives them.
+        shown: tables as Markdown.
+    """
+    found = {"losses": "", "linear": ""}
+    if any(row.cell.is_loss for row in rows):
+        pictures = [PICTURE.format(op) for op in drawn(rows)]
+        tables = _titled(sections.get("losses", ()), shown)
+        found["losses"] = "\n\n".join([*LOSSES, *pictures, *tables])
+    if linear := sections.get("linear", ()):
+        found["linear"] = "\n\n".join([*LINEAR, *_titled(linear, shown)])
+    return found
+
+
+def _titled(tables: Sequence[Table], shown: Callable[[Sequence[Table]], str]) -> list[str]:
+    return [f"**{each.title}**\n\n{shown([each])}" for each in tables]
