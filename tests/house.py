@@ -100,7 +100,15 @@ def operand(tokens: list[str], opens: str, closes: str) -> list[str]:
 
 # ---- imports point down
 
-LEVELS = {"arches": 0, "plan": 1, "rowtables": 1, "ring": 1.5, "rowplan": 2, "outerplan": 2}
+LEVELS = {
+    "arches": 0,
+    "plan": 1,
+    "linearplan": 1.2,
+    "rowtables": 1,
+    "ring": 1.5,
+    "rowplan": 2,
+    "outerplan": 2,
+}
 LEVELS |= {
     "rowsweep": 2.5,
     "rowchoice": 2.5,
@@ -113,14 +121,17 @@ LEVELS |= {
     "rowcalls": 5.2,
     "rowkernels": 5.5,
     "cekernels": 5.6,
+    "shardkernels": 5.7,
     "explanation": 6,
     "rowops": 6,
     "arguments": 6,
     "ceops": 6.2,
+    "linearops": 6.4,
     "lossarguments": 6.5,
     "library": 7,
     "api": 8,
     "losses": 8,
+    "linear": 8.5,
     "stats": 8,
     "distributed": 8,
 }

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 import torch
 
-from online_softmax import cekernels, rowplan
+from online_softmax import cekernels, rowplan, shardkernels
 from online_softmax.catalogue import KERNELS, problem_of
 from online_softmax.cuda import launch, outer_launch, row_launch
 from online_softmax.cuda.launch import C_TYPE
 from online_softmax.lab import judge, opjudge
+from online_softmax.reference.shards import Shard
 
 COLS = (1, 33, 256, 1000, 4099)
 PAD = 3  # elements between rows: another 16-byte phase each
@@ -148,6 +150,7 @@ def run_loss(x: torch.Tensor, is_plain: bool) -> bool:
     eps = torch.finfo(x.dtype).eps
     pairs = [(loss, want, 1e-5), (both.loss, want, 1e-5)]
     pairs += [(each, want_dx, 1e-6 + eps) for each in (dx, both.dlogits, over.dlogits)]
+    pairs += in_shards(x, target, weight, given, want, want_dx)
     is_wrong = not all(
         torch.allclose(got.double().cpu(), right, rtol=rtol, atol=1e-6)
         for got, right, rtol in pairs
@@ -155,6 +158,30 @@ def run_loss(x: torch.Tensor, is_plain: bool) -> bool:
     if is_wrong:
         print(f"cross-entropy {x.dtype} {tuple(x.shape)} plain {is_plain}: wrong")
     return is_wrong
+
+
+def in_shards(
+    x: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    given: dict[str, Any],
+    want: torch.Tensor,
+    want_dx: torch.Tensor,
+) -> list[tuple[torch.Tensor, torch.Tensor, float]]:
+    """What two shards of x give, what they should, and how near: of floats a bfloat16 gradient."""
+    cols = x.shape[1]
+    cut = cols // 2
+    pieces = [(x[:, a:b], Shard(a, cols)) for a, b in ((0, cut), (cut, cols)) if a < b]
+    partials = [shardkernels.fold(z, target, weight, shard, **given) for z, shard in pieces]
+    loss, lse = shardkernels.finish(torch.cat(partials, 1), target, weight, cols, **given)
+    pairs = [(loss, want, 1e-5)]
+    dtype = torch.bfloat16 if x.dtype == torch.float32 else x.dtype
+    for z, shard in pieces:
+        dx, ones = torch.empty_like(z, dtype=dtype).fill_(torch.nan), torch.ones_like(lse)
+        shardkernels.backward(ones, z, target, lse, weight, shard, **given, dlse=0 * lse, out=dx)
+        part = want_dx[:, shard.first : shard.first + z.shape[1]]
+        pairs.append((dx, part, 1e-6 + torch.finfo(dtype).eps))
+    return pairs
 
 
 def judged(op: str, inputs: list[torch.Tensor], got: torch.Tensor) -> bool:

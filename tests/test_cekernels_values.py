@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+import online_softmax
 from ce_kit import IGNORED, INF, arguments, close, expected, needs_compiler, problem
 from online_softmax import cekernels, rowkernels, rowplan
 from online_softmax.cuda import launch
 from online_softmax.cuda.launch import Launch
+from online_softmax.reference import cross_entropy as reference
 
 pytestmark = needs_compiler
 
@@ -150,6 +152,23 @@ def test_a_long_row(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert dx is x
     assert torch.equal(given_loss, loss)
     close(dx, want_dx * dloss[:, None], 1e-6, 2.0**-18)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_lse_has_a_gradient(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the kernels alone, with and without the loss's, of ignored rows too."""
+    torch.manual_seed(7)
+    monkeypatch.setattr(rowkernels, "_has_kernels", lambda x: True)
+    monkeypatch.setattr(reference, "backward", None)
+    x = torch.randn(4, 65).to(dtype).requires_grad_()
+    target = torch.tensor([0, 64, IGNORED, 7])
+    wide = x.detach().double().requires_grad_()
+    for factor in (0.0, 1.5):
+        loss, lse = online_softmax.cross_entropy(x, target, return_lse=True)
+        weights = torch.tensor([1.0, -2.0, 0.5, 3.0])
+        (dx,) = torch.autograd.grad(factor * loss.float() + (weights * lse).sum(), x)
+        true = factor * cross_entropy(wide, target) + (weights * wide.logsumexp(-1)).sum()
+        close(dx, torch.autograd.grad(true, wide)[0], 1e-6, 2.0**-18)
 
 
 def test_what_they_take(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,11 +130,13 @@ assert online_softmax.jit.Unavailable.__module__ == "online_softmax.jit_compile"
 print(json.dumps(new))
 """
 OWN = """
-    __init__ api arches arguments catalogue ceops cuda.__init__ cuda.launch explanation
-    invariance library.__init__ library.calculus library.eager library.loss_calculus
+    __init__ api arches arguments catalogue cekernels ceops cuda.__init__ cuda.launch explanation
+    invariance library.__init__ library.calculus library.eager library.linear_routes
+    library.linear_traced library.loss_calculus linear linearops linearplan
     library.loss_eager library.loss_routes library.loss_traced library.operations
     library.override library.private library.routes library.stats library.traced lossarguments
     losses nn plan reference.__init__ reference.cross_entropy reference.online reference.ops
+    reference.shards shardkernels
     ring rowcalls rowchoice rowkernels rowops rowplan rowtables stats
 """
 
@@ -252,6 +254,8 @@ def test_documents_are_what_the_generator_writes():
         ".explanation",
         ".invariance",
         ".library.override",
+        ".linear",
+        ".linearplan",
         ".losses",
         ".stats",
         ".nn",

@@ -14,6 +14,7 @@ from online_softmax.catalogue import KERNELS
 from online_softmax.explanation import explain
 from online_softmax.invariance import batch_invariant
 from online_softmax.library import override_torch
+from online_softmax.linear import linear_cross_entropy
 from online_softmax.losses import cross_entropy
 from online_softmax.reference.online import State
 from online_softmax.stats import token_stats
@@ -25,6 +26,7 @@ __all__ = [
     "batch_invariant",
     "cross_entropy",
     "explain",
+    "linear_cross_entropy",
     "log_softmax",
     "logsumexp",
     "nn",

@@ -6,8 +6,9 @@ softcap), t the target and w the weights of classes, or 1, a row's loss is
 
     (1 - s) w_t (lse - z_t) + s / cols sum(w (lse - z)) + z_loss lse^2,  s the label smoothing.
 
-A row whose target is `ignore_index` has loss 0, any other target that is no class NaN; the gradient
-of both is 0. The bits of a row follow from its values, the columns, the type and the architecture.
+A row whose target is `ignore_index` has loss 0, any other target that is no class NaN; the loss of
+both has the gradient 0. The bits of a row follow from its values, the columns, the type and the
+architecture.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def forward(
 
 
 def backward(
-    dloss: Tensor,
+    dloss: Tensor | None,
     logits: Tensor,
     target: Tensor,
     lse: Tensor,
@@ -87,21 +88,26 @@ def backward(
     softcap: float | None = None,
     scale: float = 1.0,
     lse_rest: Tensor | None = None,
+    dlse: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """The gradient by the logits: one read, one write.
 
     Args:
         dloss: (rows) float32 of any stride: the gradient by each row's loss as `forward` gives it,
-            so with the reduction's factor in it, and without the weight of the row's class.
+            so with the reduction's factor in it, and without the weight of the row's class. None:
+            it has none.
         logits, target, weight and the options: as in the forward.
         lse, lse_rest: from the forward.
-        out: (rows, cols) of the logits' type and unit column stride, to be filled: `logits`
-            itself, or apart from them. None: a tensor of its own.
+        dlse: (rows) float32 of any stride: the gradient by lse, which ignored rows have too. None:
+            it has none.
+        out: (rows, cols) of unit column stride, to be filled: `logits` itself, or apart from them,
+            of their type, or of any of the three if they are float32. None: a tensor of its own.
     """
     dx = _result(logits) if out is None else out
     options = _options(weight, ignore_index, label_smoothing, z_loss, softcap, scale)
-    _run(_gradient(dloss, logits, target.contiguous(), lse, lse_rest, dx, options), logits)
+    tensors = (dloss, logits, target.contiguous(), lse, lse_rest, dx)
+    _run(_gradient(*tensors, options, dlse=dlse), logits)
     return dx
 
 
@@ -185,19 +191,20 @@ def _losses(
 
 
 def _gradient(
-    dloss: Tensor,
+    dloss: Tensor | None,
     logits: Tensor,
     target: Tensor,
     lse: Tensor,
     lse_rest: Tensor | None,
     dx: Tensor,
     options: Options,
+    dlse: Tensor | None = None,
 ) -> list[Launch]:
     from online_softmax.cuda import crossentropy_launch
 
     streams = catalogue.streams(logits, 2)
     tensors = (dloss, logits, target, lse.contiguous(), lse_rest, dx)
-    return crossentropy_launch.backward(*tensors, options, streams)
+    return crossentropy_launch.backward(*tensors, options, streams, dlse)
 
 
 def _run(work: list[Launch], logits: Tensor) -> None:

@@ -30,13 +30,13 @@ class Options(NamedTuple):
     scale: float
 
 
-def implementation(logits: Tensor, o: Options, kernel: str) -> Any:
+def implementation(rows: Tensor, o: Options, kernel: str) -> Any:
     """What computes rows, a module with the three functions of `reference.cross_entropy`.
 
     The one place where a kernel is chosen.
 
     Args:
-        logits: (rows, cols) of unit column stride; any dtype and device, and there may be none.
+        rows: (rows, cols) of unit column stride; any dtype and device, and there may be none.
         o: the options.
         kernel: the name of a kernel to force, or "".
     """
@@ -93,12 +93,8 @@ def backward(
     rows = as_rows(x, dim)
     others = (rows, target.reshape(-1), lse.reshape(-1), weight)
     options = {**o._asdict(), "lse_rest": lse_rest.reshape(-1)}
-    upstream = None if dloss is None else with_values(dloss).reshape(-1)
-    if dlse is None and upstream is not None:
-        dx = implementation(rows, o, "").backward(upstream, *others, **options)
-    else:
-        of_lse = None if dlse is None else with_values(dlse).reshape(-1)
-        dx = reference.backward(upstream, *others, **options, dlse=of_lse)
+    of_loss, of_lse = (None if d is None else with_values(d).reshape(-1) for d in (dloss, dlse))
+    dx = implementation(rows, o, "").backward(of_loss, *others, **options, dlse=of_lse)
     return from_rows(dx, x, dim)
 
 

@@ -1,7 +1,7 @@
 """Modules: the operations with their options, for `torch.nn.Sequential` and as losses.
 
-They hold no parameters, and no buffers but the weight of `CrossEntropyLoss` if one is given, as in
-torch, so a model's state dict is what it was.
+They hold no parameters, and no buffers but the weight of a loss if one is given, as in torch, so a
+model's state dict is what it was; `LinearCrossEntropyLoss` holds its `torch.nn.Linear`, as torch's.
 
 >>> LogSoftmax(-1, scale=0.125)
 LogSoftmax(dim=-1, scale=0.125)
@@ -13,9 +13,10 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from online_softmax import api, losses
+from online_softmax import api, linear, losses
 from online_softmax.api import Empty
 from online_softmax.arguments import check_empty, check_scale
+from online_softmax.linear import Memory
 from online_softmax.lossarguments import (
     check_ignore_index,
     check_reduction,
@@ -194,3 +195,79 @@ class CrossEntropyLoss(nn.Module):
             "dim": self.dim,
             "grad_in_forward": self.grad_in_forward,
         }
+
+
+class LinearCrossEntropyLoss(nn.Module):
+    """`online_softmax.linear_cross_entropy` with a `torch.nn.Linear` of its own, in place of
+    `torch.nn.LinearCrossEntropyLoss`; its state dict is the same.
+
+    Args:
+        in_features, num_classes, bias, device, dtype: of the `linear`, which maps input to logits.
+        weight: (num_classes,), what each class counts for: a buffer, as in torch.
+        reduction, ignore_index, label_smoothing, z_loss, softcap, scale, memory: as for the
+            function.
+
+    Shapes: input (..., in_features), target and the loss as for the function. Raises what the
+    function raises, for a wrong number or word when the module is made.
+
+    Example:
+        >>> import torch
+        >>> head = LinearCrossEntropyLoss(8, 100)
+        >>> loss = head(torch.ones(4, 8), torch.tensor([0, 9, 99, -100]))
+        >>> loss.backward()
+        >>> head.linear.weight.grad.shape
+        torch.Size([100, 8])
+    """
+
+    weight: Tensor | None
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        bias: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+        reduction: Reduction = "mean",
+        weight: Tensor | None = None,
+        ignore_index: int | None = -100,
+        label_smoothing: float = 0.0,
+        z_loss: float = 0.0,
+        softcap: float | None = None,
+        scale: float = 1.0,
+        memory: Memory = "low",
+    ) -> None:
+        super().__init__()
+        name = type(self).__name__
+        self.linear = nn.Linear(in_features, num_classes, bias=bias, device=device, dtype=dtype)
+        self.register_buffer("weight", weight)
+        check_reduction(name, reduction)
+        self.reduction: Reduction = reduction
+        self.ignore_index = check_ignore_index(name, -100 if ignore_index is None else ignore_index)
+        self.label_smoothing = check_smoothing(name, label_smoothing)
+        self.z_loss = check_z_loss(name, z_loss)
+        self.softcap = check_softcap(name, softcap)
+        self.scale = check_scale(name, scale)
+        linear.check_memory(name, memory)
+        self.memory: Memory = memory
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:  # noqa: A002 (torch's name)
+        return linear.linear_cross_entropy(
+            input,
+            self.linear.weight,
+            target,
+            linear_bias=self.linear.bias,
+            weight=self.weight,
+            reduction=self.reduction,
+            ignore_index=self.ignore_index,
+            label_smoothing=self.label_smoothing,
+            z_loss=self.z_loss,
+            softcap=self.softcap,
+            scale=self.scale,
+            memory=self.memory,
+        )
+
+    def extra_repr(self) -> str:
+        weight = "" if self.weight is None else "weight, "
+        return f"{weight}reduction={self.reduction!r}, memory={self.memory!r}"

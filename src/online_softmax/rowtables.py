@@ -74,7 +74,7 @@ STREAMED_MOST = {"forward": 1 << 20, "backward": 1 << 19}
 STREAMED_CUT = {"forward": (256, 8), "backward": (256, 4)}
 STREAMED_ITEMS = 4  # parts a multiprocessor in all: with fewer, split's two launches end sooner
 GROUP_BLOCK = 128  # threads a block where a row has a warp or less: small blocks end soonest
-# Parts of rows, two kernels: (vectors a lane, warps a part). With about 16 KB a part a few rows give
+# Parts of rows, two kernels: (vectors a lane, warps a part). With some 16 KB a part a few rows give
 # blocks enough; a fold alone does little with a byte, so that what each warp costs counts: 32 KB.
 SPLIT_CUT = 4, 8
 SPLIT_CUTS = {"logsumexp": (8, 8)}

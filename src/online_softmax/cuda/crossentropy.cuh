@@ -1,8 +1,9 @@
 // Cross-entropy of rows of logits: a row's loss from its state, and the gradient by each logit. With
 // z = scale x, or softcap tanh(scale x / softcap), and t the target:
 //   loss = hard w_t (lse - z_t) + soft sum(w (lse - z)) + z_loss lse^2
-//   dz = dloss (p (hard w_t + soft sum(w) + 2 z_loss lse) - soft w - [at t] hard w_t)
-// where hard = 1 - smoothing, soft = smoothing / cols, and w are the weights of classes, or 1.
+//   dz = dloss (p (hard w_t + soft sum(w) + 2 z_loss lse) - soft w - [at t] hard w_t) + dlse p
+// where hard = 1 - smoothing, soft = smoothing / classes, and w are the weights of classes, or 1. The
+// columns of a shard are classes first_class, first_class + 1, ... of them; usually they are all.
 #pragma once
 #include "rows.cuh"
 
@@ -21,17 +22,20 @@ struct Logit {
   __device__ float z(float mapped) const { return product(mapped, scale); }
 };
 
-// A row's target: a class, or ignored, or neither.
+// A row's target: a class, or ignored, or neither. `col`: its column, in another shard if it is none
+// of this one's.
 struct Target {
   int64_t col;
   float weight;
   bool is_ignored, is_class;
   __device__ __forceinline__ Target(const int64_t* targets, const float* weights, bool has_weights,
-                                    int64_t row, int64_t cols, int64_t ignore_index)
+                                    int64_t row, int64_t classes, int64_t ignore_index,
+                                    int64_t first_class = 0)
       : col(targets[row]), weight(1.0f) {
     is_ignored = col == ignore_index;
-    is_class = !is_ignored && col >= 0 && col < cols;
+    is_class = !is_ignored && col >= 0 && col < classes;
     if (is_class && has_weights) weight = weights[col];
+    col -= first_class;
   }
   __device__ bool is_among(int64_t first, int64_t count) const {
     return is_class && col >= first && col < first + count;
@@ -55,20 +59,29 @@ struct TwoPartLse {
   }
 };
 
-// `mapped`: of the target's logit. `below`: sum_below by it.
-template <int SMOOTHING, bool CAPPED>
-__device__ __forceinline__ float row_loss(State s, const Logit<CAPPED>& logit, const Target& target,
-                                          float mapped, float reference, float below,
+// z: of the target. of_all: with smoothing, sum(w (lse - z)).
+template <int SMOOTHING>
+__device__ __forceinline__ float row_loss(State s, const Target& target, float z, float of_all,
                                           const Mix& mix) {
   if (target.is_ignored) return 0.0f;
   if (!target.is_class || !is_finite(s.m)) return not_a_number();
   const float log_d = natural_log(s.d);
-  float loss = mix.hard * target.weight * ((s.m - logit.z(mapped)) + log_d);
-  if (SMOOTHING != HARD)
-    loss += mix.soft * (mix.all * ((s.m - logit.z(reference)) + log_d) + below * logit.scale);
+  float loss = mix.hard * target.weight * ((s.m - z) + log_d);
+  if (SMOOTHING != HARD) loss += mix.soft * of_all;
   const float whole = s.m + log_d;
   if (mix.z_loss != 0.0f) loss += mix.z_loss * (whole * whole);
   return loss;
+}
+
+// `mapped`: of the target's logit. `below`: sum_below by `reference`.
+template <int SMOOTHING, bool CAPPED>
+__device__ __forceinline__ float row_loss(State s, const Logit<CAPPED>& logit, const Target& target,
+                                          float mapped, float reference, float below,
+                                          const Mix& mix) {
+  float of_all = 0.0f;
+  if (SMOOTHING != HARD)
+    of_all = mix.all * ((s.m - logit.z(reference)) + natural_log(s.d)) + below * logit.scale;
+  return row_loss<SMOOTHING>(s, target, logit.z(mapped), of_all, mix);
 }
 
 // What all logits of a row are compared with: the target's, so that a large offset cancels.
@@ -161,33 +174,38 @@ __device__ __forceinline__ Folded fold_logits(S& share, const typename S::At& at
   }
 }
 
-// The gradient by x. `prob`: what a term must be multiplied with to be a probability.
+// The gradient by x. `prob`: what a term must be multiplied with to be a probability. Rows without a
+// target have one where lse has, and else none, whatever stands in them.
 template <bool CAPPED, int SMOOTHING>
 struct LogitGradient {
   Logit<CAPPED> logit;
   Shift shift;
   float factor, pull, hit;
-  bool is_zero;  // whatever stands in the row
+  bool is_zero;
   const float* weights;
   int64_t cols;
   __device__ __forceinline__ LogitGradient(const Logit<CAPPED>& logit, const Shift& shift,
                                            float prob, float lse, float dloss, const Target& target,
-                                           const Mix& mix, const float* weights, int64_t cols)
+                                           const Mix& mix, const float* weights, int64_t cols,
+                                           bool has_dlse = false, float dlse = 0.0f)
       : logit(logit),
         shift(shift),
         factor(0.0f),
         pull(0.0f),
         hit(0.0f),
-        is_zero(!target.is_class),
+        is_zero(!target.is_class && !has_dlse),
         weights(weights),
         cols(cols) {
-    if (!target.is_class) return;
-    const float slope = dloss * logit.slope, own = mix.hard * target.weight;
-    float all = own + 2.0f * mix.z_loss * lse;
-    if (SMOOTHING != HARD) all += mix.soft * mix.all;
-    factor = slope * all * prob;
-    pull = slope * mix.soft;
-    hit = slope * own;
+    if (target.is_class) {
+      const float slope = dloss * logit.slope, own = mix.hard * target.weight;
+      float all = own + 2.0f * mix.z_loss * lse;
+      if (SMOOTHING != HARD) all += mix.soft * mix.all;
+      factor = slope * all;
+      pull = slope * mix.soft;
+      hit = slope * own;
+    }
+    if (has_dlse) factor += dlse * logit.slope;
+    factor *= prob;
   }
   // TERM: x is a term already, not a logit.
   template <bool TERM, bool COARSE>
@@ -210,11 +228,12 @@ struct LogitGradient {
 
 // A share of a row's gradient, written. KEPT: fold_logits kept the terms of floats. x: the target's
 // logit, asked for where the share has it.
-template <bool STREAM, bool KEPT, bool CAPPED, int SMOOTHING, typename S, typename X>
+template <bool STREAM, bool KEPT, bool CAPPED, int SMOOTHING, typename S, typename DX>
 __device__ __forceinline__ void emit_logits(S& share, const typename S::At& at,
                                             const LogitGradient<CAPPED, SMOOTHING>& gradient,
-                                            const Target& target, float x_of_target, X* dx_row,
+                                            const Target& target, float x_of_target, DX* dx_row,
                                             int64_t first, uint32_t zero) {
+  using X = typename S::Element;
   constexpr int N = S::N;
   constexpr bool TERM = KEPT && !CAPPED && sizeof(X) == 4;
   const int64_t start = first * N - at.begin;

@@ -1,7 +1,8 @@
 """How the kernels of cross-entropy are launched: symbols, template arguments, grids.
 
 Logits are (rows, cols) with unit column stride; so is their gradient, which may be the logits
-themselves. Losses, lse and their gradients are float32, targets int64.
+themselves. Losses, lse and their gradients are float32, targets int64. The columns of `backward`
+and `fold_shard` are classes first, first + 1, ... of `classes`; elsewhere they are all.
 """
 
 from __future__ import annotations
@@ -15,21 +16,24 @@ from torch import Tensor
 from online_softmax import rowplan
 from online_softmax.cuda.launch import C_TYPE, Launch
 from online_softmax.cuda.row_launch import WIDTHS, _exchange_bytes, _grid, _text, lies
-from online_softmax.plan import WARP, ceil_div, next_power_of_two
+from online_softmax.plan import VECTOR_BYTES, WARP, ceil_div, next_power_of_two
 from online_softmax.rowplan import Row
+from online_softmax.rowtables import SPLIT_CUTS
 
 FILE, SPLIT_FILE = "crossentropy.cu", "crossentropy_split.cu"
-BACKWARD_FILE = "crossentropy_backward.cu"
+BACKWARD_FILE, SHARD_FILE = "crossentropy_backward.cu", "crossentropy_shard.cu"
 HARD, SMOOTH, WEIGHTED = range(3)  # crossentropy.cuh
-BACKWARD_BLOCK, BACKWARD_VECTORS = 256, 4  # threads; vectors a lane holds at most
+BACKWARD_BLOCK, BACKWARD_VECTORS = 64, 4  # threads; vectors a lane holds at most
 FOLD_OP, GRADIENT_OP = "logsumexp", "softmax"  # whose cuts the loss takes, and with the gradient
+FIELDS, FIELDS_SMOOTH = 3, 5  # of a partial; crossentropy_shard.cu
+FINISH_BLOCK = 256  # threads: a warp a row
 
 
 @dataclass(frozen=True)
 class Options:
     """What the loss depends on beside logits and targets."""
 
-    weight: Tensor | None = None  # (cols) float32
+    weight: Tensor | None = None  # (classes) float32
     weight_sum: Tensor | None = None  # its sum, float32, where there is smoothing
     ignore_index: int = -100
     smoothing: float = 0.0
@@ -47,9 +51,14 @@ class Options:
         """scale and softcap."""
         return float(self.scale), float(self.softcap or 0.0)
 
-    def mix(self, cols: int) -> tuple[float, float, float]:
+    @property
+    def fields(self) -> int:
+        """Numbers of a partial."""
+        return FIELDS_SMOOTH if self.smoothing else FIELDS
+
+    def mix(self, classes: int) -> tuple[float, float, float]:
         """hard, soft and z_loss of crossentropy.cuh."""
-        return 1.0 - self.smoothing, self.smoothing / max(cols, 1), float(self.z_loss)
+        return 1.0 - self.smoothing, self.smoothing / max(classes, 1), float(self.z_loss)
 
     def weights(self, none: Tensor) -> tuple[Tensor, Tensor]:
         """The weights and their sum; `none`, which nobody reads, where there are none."""
@@ -117,7 +126,7 @@ def split(
 
 
 def backward(
-    dloss: Tensor,
+    dloss: Tensor | None,
     x: Tensor,
     target: Tensor,
     lse: Tensor,
@@ -125,9 +134,16 @@ def backward(
     dx: Tensor,
     options: Options,
     streams: bool,
+    dlse: Tensor | None = None,
+    first: int = 0,
+    classes: int | None = None,
 ) -> list[Launch]:
-    """The gradient by the logits into dx, which may be x. dloss: (rows) of any stride."""
+    """The gradient by the logits into dx, which may be x, or apart of any type if x is float32.
+
+    dloss, dlse: (rows) of any stride.
+    """
     rows, cols = x.shape
+    classes = cols if classes is None else classes
     words = rowplan.vectors_a_row(cols, x.itemsize)
     lanes = next_power_of_two(ceil_div(words, BACKWARD_VECTORS))
     if lanes <= WARP:
@@ -137,15 +153,73 @@ def backward(
         vectors, lanes = BACKWARD_VECTORS, 0
         parts = ceil_div(words, vectors * WARP)
         grid = ceil_div(rows * parts * WARP, BACKWARD_BLOCK)
-    flags = f"{lies(x, dx)}, {_text(streams)}"
-    kinds = f"{C_TYPE[x.dtype]}, {vectors}, {lanes}, {flags}, {options.kinds}"
+    flags = f"{_lie(x, dx)}, {_text(streams)}"
+    types = f"{C_TYPE[x.dtype]}, {C_TYPE[dx.dtype]}"
+    kinds = f"{types}, {vectors}, {lanes}, {flags}, {options.kinds}"
+    of_loss, of_lse = (lse if t is None else t for t in (dloss, dlse))
+    given = (options.weight, dloss, dlse, lse_rest)
     args = (
-        x, target, *options.weights(lse), dloss, lse, lse if lse_rest is None else lse_rest, dx,
-        rows, cols, x.stride(0), dx.stride(0), dloss.stride(0), options.ignore_index, parts,
-        int(options.weight is not None), int(lse_rest is not None), *options.logit(),
-        *options.mix(cols),
+        x, target, *options.weights(lse), of_loss, of_lse, lse,
+        lse if lse_rest is None else lse_rest, dx, rows, cols, x.stride(0), dx.stride(0),
+        of_loss.stride(0), of_lse.stride(0), first, classes, options.ignore_index, parts,
+        *(int(t is not None) for t in given), *options.logit(), *options.mix(classes),
     )  # fmt: skip
     return [Launch(BACKWARD_FILE, f"cross_entropy_backward<{kinds}>", args, grid, BACKWARD_BLOCK)]
+
+
+def _lie(x: Tensor, dx: Tensor) -> str:
+    """As `lies`; of two types whole words of x are enough that become one aligned store of dx."""
+    if x.dtype == dx.dtype:
+        return lies(x, dx)
+    word = VECTOR_BYTES // x.itemsize * dx.itemsize
+    is_aligned = dx.data_ptr() % word == 0
+    is_whole_in = is_aligned and (len(dx) < 2 or dx.stride(0) * dx.itemsize % word == 0)
+    return "WHOLE_WORDS" if lies(x) == "WHOLE_WORDS" and is_whole_in else "APART"
+
+
+def shard_parts(cols: int, item_bytes: int) -> int:
+    """Parts that `fold_shard` has of a row."""
+    return _shard_cut(cols, item_bytes).parts
+
+
+def _shard_cut(cols: int, item_bytes: int) -> Row:
+    return rowplan.split(rowplan.vectors_a_row(cols, item_bytes), "", SPLIT_CUTS[FOLD_OP])
+
+
+def fold_shard(
+    x: Tensor, target: Tensor, partials: Tensor, options: Options, first: int, classes: int
+) -> list[Launch]:
+    """The partials of a shard: (rows, shard_parts, options.fields), of any row stride."""
+    rows, cols = x.shape
+    row = _shard_cut(cols, x.itemsize)
+    weight, _ = options.weights(partials)
+    args = (
+        x, target, weight, partials, rows, cols, x.stride(0), partials.stride(0), first, classes,
+        options.ignore_index, row.parts, *options.logit(),
+    )  # fmt: skip
+    kinds = f"{C_TYPE[x.dtype]}, {row.vectors}, {lies(x)}, {options.kinds}"
+    symbol = f"cross_entropy_fold_shard<{kinds}>"
+    return [Launch(SHARD_FILE, symbol, args, rows * row.parts, row.block)]
+
+
+def finish(
+    target: Tensor,
+    partials: Tensor,
+    loss: Tensor,
+    lse: Tensor,
+    lse_rest: Tensor | None,
+    options: Options,
+    classes: int,
+) -> list[Launch]:
+    """The loss of each row and its lse from the partials of all shards, (rows, parts, fields)."""
+    rows, parts, _ = partials.shape
+    args = (
+        target, *options.weights(loss), partials, loss, lse, loss if lse_rest is None else lse_rest,
+        rows, partials.stride(0), classes, options.ignore_index, parts,
+        int(options.weight is not None), int(lse_rest is not None), *options.mix(classes),
+    )  # fmt: skip
+    symbol = f"cross_entropy_finish<{options.kinds.partition(', ')[2]}>"
+    return [Launch(SHARD_FILE, symbol, args, ceil_div(rows * WARP, FINISH_BLOCK), FINISH_BLOCK)]
 
 
 def _variants() -> Iterator[Options]:
@@ -155,6 +229,19 @@ def _variants() -> Iterator[Options]:
         yield Options(softcap=softcap)
         yield Options(softcap=softcap, smoothing=0.1)
         yield Options(softcap=softcap, smoothing=0.1, weight=weight, weight_sum=weight)
+
+
+def _shard_work(x: Tensor, target: Tensor, loss: Tensor, options: Options) -> list[Launch]:
+    """What a shard of float32 adds; other types are folded as they are, too."""
+    partials = torch.empty((len(x), 1, options.fields), device="meta")
+    work = fold_shard(x, target, partials, options, 0, x.shape[1])
+    if x.dtype != torch.float32:
+        return work
+    work += finish(target, partials, loss, loss, None, options, x.shape[1])
+    for dtype in (torch.float16, torch.bfloat16):
+        dx = x.to(dtype)
+        work += backward(None, x, target, loss, None, dx, options, True)
+    return work
 
 
 def instances(
@@ -176,6 +263,7 @@ def instances(
                 kept = rowplan.numbers(GRADIENT_OP, cols, name, arch)
                 for options in variants:
                     work = backward(loss, x, target, loss, None, x, options, True)
+                    work += _shard_work(x, target, loss, options)
                     if folded.kernel == "registers":
                         tensors = (x, target, None, loss, loss, None, None)
                         work += in_registers(*tensors, options, folded, True)

@@ -157,6 +157,11 @@ __device__ __forceinline__ void unpack(uint4 words, float (&x)[Vector<T>::N]) {
   }
 }
 
+template <typename T>  // of 16 bits
+__device__ __forceinline__ uint32_t pack_pair(float low, float high) {
+  return narrow<T>(low).bits | uint32_t(narrow<T>(high).bits) << 16;
+}
+
 template <typename T>
 __device__ __forceinline__ uint4 pack(const float (&y)[Vector<T>::N]) {
   uint32_t word[4];
@@ -165,7 +170,7 @@ __device__ __forceinline__ uint4 pack(const float (&y)[Vector<T>::N]) {
     if constexpr (sizeof(T) == 4)
       word[i] = float_to_bits(y[i]);
     else
-      word[i] = narrow<T>(y[2 * i]).bits | uint32_t(narrow<T>(y[2 * i + 1]).bits) << 16;
+      word[i] = pack_pair<T>(y[2 * i], y[2 * i + 1]);
   }
   return {word[0], word[1], word[2], word[3]};
 }

@@ -295,9 +295,13 @@ __device__ __forceinline__ void write_share(const typename S::At& at, Y* y, Valu
     if (S::WHOLE || v > 0) values(v, x);
     host::count_writes(at.in_word(k));
     if (!at.is_full(k)) continue;
+    if constexpr (M > N) {  // of a type half as wide
+      put8<STREAM>(y + k * N, pack_pair<Y>(x[0], x[1]), pack_pair<Y>(x[2], x[3]));
+    } else {
 #pragma unroll
-    for (int part = 0; part < N / M; ++part)
-      put16<STREAM>(y + k * N + part * M,
-                    pack<Y>(*reinterpret_cast<const float (*)[M]>(x + part * M)));
+      for (int part = 0; part < N / M; ++part)
+        put16<STREAM>(y + k * N + part * M,
+                      pack<Y>(*reinterpret_cast<const float (*)[M]>(x + part * M)));
+    }
   }
 }

@@ -36,6 +36,21 @@ __device__ __forceinline__ void put16(void* address, uint4 words) {
   store16(address, words);
 }
 
+template <bool STREAM>
+__device__ __forceinline__ void put8(void* address, uint32_t low, uint32_t high) {
+#ifdef ONLINE_SOFTMAX_HOST
+  host::require_aligned(address, 8);
+  static_cast<uint32_t*>(address)[0] = low;
+  static_cast<uint32_t*>(address)[1] = high;
+#else
+  if constexpr (STREAM)
+    asm volatile("st.global.cs.v2.u32 [%0], {%1, %2};" ::"l"(address), "r"(low), "r"(high)
+                 : "memory");
+  else
+    asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(address), "r"(low), "r"(high) : "memory");
+#endif
+}
+
 // 16 bytes that begin at any element.
 __device__ __forceinline__ uint4 gather16(const float* x) {
   return {float_to_bits(x[0]), float_to_bits(x[1]), float_to_bits(x[2]), float_to_bits(x[3])};

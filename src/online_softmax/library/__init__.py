@@ -3,10 +3,12 @@ or autograd.
 
 `routes` is the way in; `eager` and `traced` are the two routes that know about gradients, both made
 from the records of `operations`, whose derivatives are in `calculus`. Cross-entropy, of several
-tensors, has the same four beside them: `loss_routes`, `loss_eager`, `loss_traced`, `loss_calculus`.
+tensors, has the same four beside them: `loss_routes`, `loss_eager`, `loss_traced`, `loss_calculus`;
+`linear_routes` and `linear_traced` are linear_cross_entropy's.
 `override` puts our kernels beneath torch's own functions. `private` has the private names of torch.
 """
 
+from online_softmax.library.linear_routes import of_linear
 from online_softmax.library.loss_calculus import LossOptions
 from online_softmax.library.loss_routes import of_classes, of_probabilities
 from online_softmax.library.override import Override, override_torch
@@ -21,6 +23,7 @@ __all__ = [
     "along",
     "logsumexp",
     "of_classes",
+    "of_linear",
     "of_probabilities",
     "override_torch",
     "token_stats",

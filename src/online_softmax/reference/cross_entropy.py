@@ -70,7 +70,7 @@ def forward(
     if z_loss:
         loss = loss + z_loss * lse.square()
     if lse_rest is not None:
-        lse_rest.copy_(_lost(state, lse))
+        lse_rest.copy_(lost_of_lse(state, lse))
     return rows.losses(loss), lse
 
 
@@ -234,7 +234,7 @@ def _at(index: Tensor, z: Tensor, state: State) -> Tensor:
     return log_prob(z.gather(-1, index.unsqueeze(-1)), state).squeeze(-1)
 
 
-def _lost(state: State, lse: Tensor) -> Tensor:
+def lost_of_lse(state: State, lse: Tensor) -> Tensor:
     """What rounding took from lse = m + log d, to the last bit; 0 where m is not finite."""
     log_d = torch.log(state.d)
     added = lse - state.m
