@@ -19,6 +19,7 @@ KITS = (
     "languages",
     "matrix_kit",
     "rows_kit",
+    "stats_kit",
     "triton_kit",
 )
 pytest.register_assert_rewrite(*KITS)

@@ -122,6 +122,7 @@ LEVELS |= {
     "rowkernels": 5.5,
     "cekernels": 5.6,
     "shardkernels": 5.7,
+    "statskernels": 5.6,
     "explanation": 6,
     "rowops": 6,
     "arguments": 6,

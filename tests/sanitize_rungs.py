@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from online_softmax import cekernels, rowplan, shardkernels
+from online_softmax import cekernels, rowplan, shardkernels, statskernels
 from online_softmax.catalogue import KERNELS, problem_of
 from online_softmax.cuda import launch, outer_launch, row_launch
 from online_softmax.cuda.launch import C_TYPE
@@ -25,6 +25,7 @@ PAD = 3  # elements between rows: another 16-byte phase each
 ROW_COLS = (1, 65, 1000, 4099)
 V5_COLS = 20_000  # several parts a row
 OUTER_COLS = (3, 70, 2100)
+STATS_COLS = (1, 65, 1000, 9001, 40_003)  # one warp to several blocks a row
 LOSS_COLS = (1, 65, 1000, 9001, 140_001)  # a few lanes to several blocks a row, and split
 
 
@@ -48,7 +49,7 @@ def main() -> int:
                     if not verdict.ok:
                         print(f"{record.name} {dtype} 3 x {cols} pad {pad}: {verdict.why}")
         print(f"{record.name}: done", flush=True)
-    wrong += rows(generator) + lying(generator) + losses(generator)
+    wrong += rows(generator) + lying(generator) + losses(generator) + stats(generator)
     print(f"{wrong} wrong")
     return 1 if wrong else 0
 
@@ -182,6 +183,55 @@ def in_shards(
         part = want_dx[:, shard.first : shard.first + z.shape[1]]
         pairs.append((dx, part, 1e-6 + torch.finfo(dtype).eps))
     return pairs
+
+
+def stats(generator: torch.Generator) -> int:
+    """token_stats and its gradient, apart and in place, at every alignment, on random elements and
+    on equal ones, of which more reach the bound than are written down; how many were wrong."""
+    wrong = 0
+    for dtype in C_TYPE:
+        for cols in STATS_COLS:
+            for pad in (0, PAD):
+                base = torch.randn(3 * (cols + pad) - pad, generator=generator)
+                x = base.to(dtype).cuda().as_strided((3, cols), (cols + pad, 1))
+                wrong += run_stats(x, 20) + run_stats(torch.round(x), 128)
+        print(f"token_stats: {dtype} done", flush=True)
+    return wrong
+
+
+def run_stats(x: torch.Tensor, top_k: int) -> bool:
+    """Whether a field or a gradient is wrong: one target is no class."""
+    cols = x.shape[1]
+    top_k = min(top_k, cols)
+    target = torch.tensor([0, -1, cols - 1], device="cuda")
+    is_class, at = target >= 0, target.clamp(min=0)[:, None]
+    wide = x.double().requires_grad_()
+    log_p = torch.log_softmax(wide, -1)
+    entropy = -(log_p.exp() * log_p).sum(-1)
+    log_prob = torch.where(is_class, log_p.gather(1, at)[:, 0], 0.0)
+    total = (torch.logsumexp(wide, -1) + 2 * entropy + 3 * log_prob).sum()
+    (want_dx,) = torch.autograd.grad(total, wide)
+    values = x.float()
+    order = values.sort(dim=-1, descending=True, stable=True)[1][:, :top_k]
+    rank = torch.where(is_class, 1 + (values > values.gather(1, at)).sum(-1), 0)
+    got = statskernels.forward(x, target, top_k=top_k)
+    ones = torch.ones(3, device="cuda")
+    rest = (target, got.entropy, got.state)
+    dx = statskernels.backward(ones, 2 * ones, 3 * ones, x, *rest)
+    copy = x.clone()
+    over = statskernels.backward(ones, 2 * ones, 3 * ones, copy, *rest, out=copy)
+    eps = torch.finfo(x.dtype).eps
+    pairs = [(got.entropy, entropy, 1e-5), (got.log_prob[::2], log_prob[::2], 1e-5)]
+    pairs += [(got.top_log_probs, log_p.gather(1, order), 1e-5)]
+    pairs += [(each, want_dx, 1e-5 + eps) for each in (dx, over)]
+    is_wrong = not (
+        torch.equal(got.top_indices, order)
+        and torch.equal(got.rank, rank)
+        and all(torch.allclose(a.double(), b, rtol=rtol, atol=1e-5) for a, b, rtol in pairs)
+    )
+    if is_wrong:
+        print(f"token_stats {x.dtype} {tuple(x.shape)} top {top_k}: wrong")
+    return is_wrong
 
 
 def judged(op: str, inputs: list[torch.Tensor], got: torch.Tensor) -> bool:

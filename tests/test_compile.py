@@ -11,8 +11,8 @@ import torch
 
 from online_softmax import jit
 from online_softmax.catalogue import FLOATS, KERNELS
-from online_softmax.cuda import crossentropy_launch, outer_launch, row_launch
-from online_softmax.cuda.launch import LADDER, RUNG, instances
+from online_softmax.cuda import crossentropy_launch, outer_launch, row_launch, tokenstats_launch
+from online_softmax.cuda.launch import C_TYPE, LADDER, RUNG, instances
 from online_softmax.plan import ARCHES, Problem
 from online_softmax.rowplan import CLUSTER_ARCHES
 
@@ -86,6 +86,22 @@ def test_cross_entropy(arch: str) -> None:
             allowed = 1024
         assert taken.stack_bytes <= allowed, f"{symbol} for {arch}: {taken}"
         assert taken.registers <= 128, f"{symbol} for {arch} leaves no room for 512 threads"
+
+
+@pytest.mark.parametrize("arch", KERNELS["safe"].arches)
+def test_token_stats(arch: str) -> None:
+    """All of it, of short rows and of long ones, on the measured architecture; some on the
+    others."""
+    measured = arch == "sm_90a"
+    types = tuple(C_TYPE) if measured else (torch.float32, torch.bfloat16)
+    found = tokenstats_launch.instances((1000, 50257, 128256) if measured else (128256,), types)
+    assert {file for file, _ in found} == {"tokenstats.cu", "tokenstats_backward.cu"}
+    for file, symbol in found if measured else found[::5]:
+        taken = jit.resources(file, symbol, arch)
+        # Four blocks share a multiprocessor; rows that are not whole words keep a few words aside.
+        allowed = 32 if "false" in symbol else 16
+        assert taken.stack_bytes <= allowed, f"{symbol} for {arch}: {taken}"
+        assert taken.registers <= (64 if measured else 128), f"{symbol} for {arch}: {taken}"
 
 
 @pytest.mark.parametrize("symbol", ["copy", "add", "read"])

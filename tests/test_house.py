@@ -137,7 +137,7 @@ OWN = """
     library.override library.private library.routes library.stats library.traced lossarguments
     losses nn plan reference.__init__ reference.cross_entropy reference.online reference.ops
     reference.shards shardkernels
-    ring rowcalls rowchoice rowkernels rowops rowplan rowtables stats
+    ring rowcalls rowchoice rowkernels rowops rowplan rowtables stats statskernels
 """
 
 

@@ -40,7 +40,7 @@ def implementation(rows: Tensor, o: Options, kernel: str) -> Any:
         o: the options.
         kernel: the name of a kernel to force, or "".
     """
-    if not kernel and logits.numel() and cekernels.takes(logits, o.softcap, o.scale):
+    if not kernel and rows.numel() and cekernels.takes(rows, o.softcap, o.scale):
         return cekernels
     return reference
 

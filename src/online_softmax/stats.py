@@ -22,6 +22,9 @@ def token_stats(
     target's log-probability are differentiable by logits, twice and in forward mode; the rest is
     not.
 
+    On CUDA in eager mode kernels read the logits once and hold nothing of their size, with a top_k
+    of at most 128; elsewhere it is made of torch's operations.
+
     Args:
         logits: (..., classes), with at least one class; float16, bfloat16, float32, float64 or fp8.
         target: (...) int64 or uint8, a class of each token.

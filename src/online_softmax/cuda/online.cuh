@@ -90,12 +90,12 @@ __device__ __forceinline__ State empty() { return {-infinity(), 0.0f}; }
 // One element as a state.
 __device__ __forceinline__ State lift(float x) { return {x, 1.0f}; }
 
-// What a part counts for once the maximum is m: exp(part - m), and exp(0) = 1 where they are equal,
-// so that equal infinities are never subtracted. The only place where two maxima meet in a
-// subtraction.
-__device__ __forceinline__ float weight(float part, float m) {
-  return exponential(part == m ? 0.0f : part - m);
-}
+// part - m, and 0 where they are equal, so that equal infinities are never subtracted. The only place
+// where two maxima meet in a subtraction.
+__device__ __forceinline__ float fall(float part, float m) { return part == m ? 0.0f : part - m; }
+
+// What a part counts for once the maximum is m: exp(part - m), and exp(0) = 1 where they are equal.
+__device__ __forceinline__ float weight(float part, float m) { return exponential(fall(part, m)); }
 
 struct Joined {
   float m, w_a, w_b;

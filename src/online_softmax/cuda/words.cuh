@@ -211,6 +211,60 @@ __device__ __forceinline__ uint4 load_elements(const T* x, int from, int to, flo
   return pack<T>(values);
 }
 
+// ---- comparing elements: a bit each
+
+__device__ __forceinline__ int count_bits(uint32_t bits) {
+#ifdef ONLINE_SOFTMAX_HOST
+  return __builtin_popcount(bits);
+#else
+  return __popc(bits);
+#endif
+}
+
+// The number of the lowest bit that is set; there is one.
+__device__ __forceinline__ int lowest_bit(uint32_t bits) {
+#ifdef ONLINE_SOFTMAX_HOST
+  return __builtin_ctz(bits);
+#else
+  return __ffs(int(bits)) - 1;
+#endif
+}
+
+template <bool OR_UNORDERED>
+__device__ __forceinline__ bool is_above(float a, float b) {
+  return OR_UNORDERED ? !(a <= b) : a > b;
+}
+
+// Of two 16-bit floats in a word: all bits of a half where that of a is above that of b, or, with
+// OR_UNORDERED, where one of them is NaN.
+template <typename X, bool OR_UNORDERED>
+__device__ __forceinline__ uint32_t above_pair(uint32_t a, uint32_t b) {
+#ifndef ONLINE_SOFTMAX_HOST
+  uint32_t y;
+  if constexpr (!IsBfloat16<X>::value) {
+    if constexpr (OR_UNORDERED)
+      asm("set.gtu.u32.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+    else
+      asm("set.gt.u32.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+    return y;
+  }
+#if __CUDA_ARCH__ >= 900
+  if constexpr (IsBfloat16<X>::value) {
+    if constexpr (OR_UNORDERED)
+      asm("set.gtu.u32.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+    else
+      asm("set.gt.u32.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+    return y;
+  }
+#endif
+#endif
+  const bool low = is_above<OR_UNORDERED>(widen(X{static_cast<unsigned short>(a & 0xffffu)}),
+                                          widen(X{static_cast<unsigned short>(b & 0xffffu)}));
+  const bool high = is_above<OR_UNORDERED>(widen(X{static_cast<unsigned short>(a >> 16)}),
+                                           widen(X{static_cast<unsigned short>(b >> 16)}));
+  return (low ? 0xffffu : 0u) | (high ? 0xffff0000u : 0u);
+}
+
 // ---- a group's words, moved to another alignment
 
 // Words of one alignment become words of another, `bytes` further on. `next`: the word after the
