@@ -19,7 +19,7 @@ from online_softmax.rowplan import (
     reasons,
     vectors_a_row,
 )
-from online_softmax.rowtables import FEW, FEW_ROWS, STREAMED_ITEMS
+from online_softmax.rowtables import FEW, FEW_ROWS, SPREAD_WARPS, STREAMED_ITEMS
 
 
 def chosen(op: str, problem: Problem, invariant: bool = True) -> Row:
@@ -62,8 +62,9 @@ def mechanism(row: Row, op: str, problem: Problem) -> Row:
     sms = problem.multiprocessors
     if row.kernel == "landed" and problem.rows * row.cluster <= sms:
         row = replace(row, kernel="registers", why="no second row that could land meanwhile")
-    if row.kernel == "registers" and row.cluster > 1:
-        warps = row.block * row.cluster // WARP
+    warps = row.block * row.cluster // WARP
+    has_blocks = row.kernel == "registers" and not row.lanes and has_clusters(problem.arch)
+    if has_blocks and (row.cluster > 1 or warps >= SPREAD_WARPS):
         for blocks in (16, 8, 4):
             if row.cluster < blocks <= warps and problem.rows * blocks <= sms:
                 why = f"few rows: the warps of each over {blocks} blocks"

@@ -1,7 +1,7 @@
 // A share of a row folded, and emitted: what the row kernels have in common.
 #pragma once
 #include "exchange.cuh"
-#include "share.cuh"
+#include "write.cuh"
 
 // exp(x scale - shift) = 2^(x c - product), c = scale log2(e), product = round(shift c): one FFMA and
 // one exponential an element. What rounding the product loses, `lost`, is known exactly and the same
