@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from online_softmax import rowplan
-from online_softmax.cuda import crossentropy_launch, host
+from online_softmax import rowkernels, rowplan
+from online_softmax.cuda import crossentropy_launch, host, launch
 from online_softmax.cuda.crossentropy_launch import Options
 from online_softmax.cuda.launch import Launch
 from online_softmax.rowplan import Row
+from rows_kit import GPU
 
 needs_compiler = pytest.mark.skipif(
     host.compiler() is None, reason="host execution needs g++ or clang++"
@@ -31,6 +32,36 @@ VARIANTS: dict[str, dict[str, Any]] = {  # options of the public functions; weig
     "all": {"weight": True, "label_smoothing": 0.3, "scale": 1.7, "softcap": 8.0, "z_loss": 0.1},
     "weighted_smooth": {"weight": True, "label_smoothing": 0.3},
 }
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """CPU tensors have kernels, by host execution; the names of those that ran."""
+    found: list[str] = []
+    run = launch.run
+
+    def note(work: list[Launch], device: torch.device) -> Any:
+        found.extend(each.symbol.partition("<")[0].removeprefix("cross_entropy_") for each in work)
+        return run(work, device)
+
+    monkeypatch.setattr(rowkernels, "_has_kernels", lambda x: x.device.type == "cpu")
+    monkeypatch.setattr(launch, "run", note)
+    return found
+
+
+@pytest.fixture(
+    params=[
+        "cpu",
+        pytest.param("kernels", marks=needs_compiler),
+        pytest.param("cuda", marks=GPU),
+    ]
+)
+def place(request: pytest.FixtureRequest) -> str:
+    """A device; "kernels" is the CPU, with kernels by host execution."""
+    if request.param != "kernels":
+        return str(request.param)
+    request.getfixturevalue("ran")
+    return "cpu"
 
 
 def arguments(variant: str, cols: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from online_softmax import cekernels, rowplan, shardkernels, statskernels
+from online_softmax import cekernels, cereduce, rowplan, shardkernels, statskernels
 from online_softmax.catalogue import KERNELS, problem_of
 from online_softmax.cuda import launch, outer_launch, row_launch
 from online_softmax.cuda.launch import C_TYPE
@@ -151,6 +151,13 @@ def run_loss(x: torch.Tensor, is_plain: bool) -> bool:
     eps = torch.finfo(x.dtype).eps
     pairs = [(loss, want, 1e-5), (both.loss, want, 1e-5)]
     pairs += [(each, want_dx, 1e-6 + eps) for each in (dx, both.dlogits, over.dlogits)]
+    counted = 2.0 if weight is None else weight[[0, cols - 1]].sum().double()
+    r = cereduce.Reduction("mean", x.dtype)
+    mean, total = cereduce.by_kernel(loss, target, weight, cols, -100, r)
+    pairs.append((mean, want.sum() / counted, 1e-5 + eps))
+    for in_place in (False, True):
+        each = cereduce.rescale_by_kernel(copy, ones, total, target, -100, in_place)
+        pairs.append((each, want_dx / counted, 1e-6 + 2 * eps))
     pairs += in_shards(x, target, weight, given, want, want_dx)
     is_wrong = not all(
         torch.allclose(got.double().cpu(), right, rtol=rtol, atol=1e-6)

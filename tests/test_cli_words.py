@@ -67,6 +67,9 @@ def test_explain():
     assert "of the ladder's rungs, v5_split_row: " in page
     assert "not v3_register_cache: " in page
     assert run("explain", 3, 4, "--dtype", "double").startswith("reference: ")
+    page = run("explain", 8192, 128256, "--dtype", "bf16", "--arch", "90", "--op", "cross_entropy")
+    said = online_softmax.explain(8192, 128256, "bfloat16", "sm_90a", op="cross_entropy")
+    assert page.rstrip("\n") == said
 
 
 def test_explain_on_several_architectures():
@@ -124,6 +127,7 @@ WRONG = [
     ("explain 3 4 --arch sm_1", f"--arch sm_1: known are {ARCHES}"),
     ("explain 3 4 --arch sm_80,x", f"--arch x: known are {ARCHES}"),
     ("explain 3 4 --dtype int8", "--dtype int8: give float32, float16, bfloat16 or float64"),
+    ("explain 3 4 --op topk", "--op topk: give softmax or cross_entropy"),
     ("explain", "missing argument 'ROWS'; see online-softmax explain --help"),
     ("explain 3", "missing argument 'COLS'; see online-softmax explain --help"),
     ("explain -3 4", f"ROWS -3: {ROWS} 0"),

@@ -11,7 +11,13 @@ import torch
 
 from online_softmax import jit
 from online_softmax.catalogue import FLOATS, KERNELS
-from online_softmax.cuda import crossentropy_launch, outer_launch, row_launch, tokenstats_launch
+from online_softmax.cuda import (
+    crossentropy_launch,
+    outer_launch,
+    reduce_launch,
+    row_launch,
+    tokenstats_launch,
+)
 from online_softmax.cuda.launch import C_TYPE, LADDER, RUNG, instances
 from online_softmax.plan import ARCHES, Problem
 from online_softmax.rowplan import CLUSTER_ARCHES
@@ -86,6 +92,17 @@ def test_cross_entropy(arch: str) -> None:
             allowed = 1024
         assert taken.stack_bytes <= allowed, f"{symbol} for {arch}: {taken}"
         assert taken.registers <= 128, f"{symbol} for {arch} leaves no room for 512 threads"
+
+
+@pytest.mark.parametrize("arch", KERNELS["safe"].arches)
+def test_around_cross_entropy(arch: str) -> None:
+    """Losses in one, a gradient for what arrives: whole blocks of 1,024 and 256 threads."""
+    found = reduce_launch.instances()
+    assert {file for file, _ in found} == {"crossentropy_reduce.cu"}
+    for file, symbol in found if arch == "sm_90a" else found[::5]:
+        taken = jit.resources(file, symbol, arch)
+        assert not taken.has_local_memory, f"{symbol} for {arch}: {taken}"
+        assert taken.registers <= (96 if "rescale" in symbol else 64), f"{symbol} for {arch}"
 
 
 @pytest.mark.parametrize("arch", KERNELS["safe"].arches)

@@ -130,14 +130,14 @@ assert online_softmax.jit.Unavailable.__module__ == "online_softmax.jit_compile"
 print(json.dumps(new))
 """
 OWN = """
-    __init__ api arches arguments catalogue cekernels ceops cuda.__init__ cuda.launch explanation
-    invariance library.__init__ library.calculus library.eager library.linear_routes
-    library.linear_traced library.loss_calculus linear linearops linearplan
+    __init__ api arches arguments catalogue ceblocks cecalls cekernels celoss ceops cereduce
+    cuda.__init__ cuda.launch explanation invariance library.__init__ library.calculus
+    library.eager library.linear_routes library.linear_traced library.loss_calculus
     library.loss_eager library.loss_routes library.loss_traced library.operations
-    library.override library.private library.routes library.stats library.traced lossarguments
-    losses nn plan reference.__init__ reference.cross_entropy reference.online reference.ops
-    reference.shards shardkernels
-    ring rowcalls rowchoice rowkernels rowops rowplan rowtables stats statskernels
+    library.override library.private library.routes library.stats library.traced linear
+    linearops linearplan lossarguments losses nn plan reference.__init__ reference.cross_entropy
+    reference.online reference.ops reference.shards ring rowcalls rowchoice rowkernels rowops
+    rowplan rowtables shardkernels stats statskernels
 """
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,13 +11,23 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+import ce_kit
+from ce_kit import needs_compiler
 from losses_kit import IGNORED
-from online_softmax import ceops, cross_entropy
+from online_softmax import ceblocks, cekernels, ceops, cross_entropy
 from online_softmax.reference import cross_entropy as reference
-from rows_kit import DEVICES, INF, NAN, gpu
+from rows_kit import INF, NAN, gpu
 
+ran, place = ce_kit.ran, ce_kit.place  # fixtures
 close = torch.testing.assert_close
 FORWARD = pytest.mark.parametrize("in_forward", [False, True])
+
+
+@pytest.fixture
+def here(place: str) -> Iterator[None]:
+    """Tensors are made in a place."""
+    with torch.device(place) if place == "cuda" else contextlib.nullcontext():
+        yield
 
 
 def _loss_and_gradient(
@@ -27,16 +39,17 @@ def _loss_and_gradient(
     return loss.detach(), dx
 
 
-@DEVICES
 @FORWARD
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_all_rows_are_ignored(smoothing: float, in_forward: bool, device: str) -> None:  # S18
+def test_all_rows_are_ignored(smoothing: float, in_forward: bool, place: str) -> None:  # S18
+    device = place
     x = torch.randn(4, 5, device=device)
     x[1] = NAN
     x[2, 0] = INF
     target = torch.full((4,), IGNORED, device=device)
     for weight in (None, torch.rand(5, device=device)):
         options = {"weight": weight, "label_smoothing": smoothing, "grad_in_forward": in_forward}
+        options["softcap"] = None if weight is None else 4.0
         for reduction, want in (
             ("none", torch.zeros(4)),
             ("sum", torch.tensor(0.0)),
@@ -65,20 +78,26 @@ def test_a_target_that_is_no_class_on_the_cpu(bad: int) -> None:  # S19
     close(cross_entropy(x, torch.tensor([0, 2])).item(), 0.1520, atol=5e-5, rtol=0)
 
 
-def test_a_target_that_is_no_class_elsewhere() -> None:  # S19
+@pytest.mark.parametrize(
+    "rows", [reference, ceblocks, pytest.param(cekernels, marks=needs_compiler)]
+)
+def test_a_target_that_is_no_class_elsewhere(rows: Any) -> None:  # S19
     """Where the host does not look: NaN and a gradient of 0, in that row alone."""
     x = torch.tensor([[2.5, 0, 0], [0, 0, 2.5], [0, 1, 2]])
     for weight in (None, torch.tensor([0.5, 1, 2])):
         options = {"label_smoothing": 0.1, "z_loss": 0.1, "weight": weight}
         target = torch.tensor([0, 1000, 2])
-        loss, lse = reference.forward(x, target, **options)
-        fine, _ = reference.forward(x[::2], target[::2], **options)
+        loss, lse = rows.forward(x, target, **options)
+        fine, _ = rows.forward(x[::2], target[::2], **options)
         assert loss.isnan().tolist() == [False, True, False]
         close(loss[::2], fine)
         close(lse, torch.logsumexp(x, -1))
-        dx = reference.backward(torch.full((3,), NAN), x, target, lse, **options)
+        dx = rows.backward(torch.full((3,), NAN), x, target, lse, **options)
         assert dx.isnan().all(-1).tolist() == [True, False, True]
         assert torch.equal(dx[1], torch.zeros(3))
+        both = rows.forward_with_gradient(x, target, torch.ones(()), **options)
+        close(both[0], loss, equal_nan=True)
+        assert torch.equal(both[2][1], torch.zeros(3))
 
 
 @gpu
@@ -97,18 +116,29 @@ def test_a_target_that_is_no_class_on_a_gpu(in_forward: bool) -> None:  # S19
 
 
 @gpu
-def test_counting_waits_for_nothing() -> None:
-    """No host synchronisation, and capturable."""
-    values = torch.randn(6, 40, device="cuda")
+@pytest.mark.parametrize("over", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@FORWARD
+def test_counting_waits_for_nothing(
+    in_forward: bool, reduction: str, dtype: torch.dtype, over: bool
+) -> None:
+    """No host synchronisation, and capturable; a replay sees the logits and targets of its time."""
+    if over and not in_forward:
+        pytest.skip("it writes over logits in the forward alone")
+    values = torch.randn(6, 40, device="cuda", dtype=dtype)
     target = torch.tensor([0, 1, IGNORED, 3, 39, 5], device="cuda")
     weight = torch.rand(40, device="cuda")
+    options = {"reduction": reduction, "label_smoothing": 0.1, "weight": weight}
+    options |= {"grad_in_forward": in_forward, "overwrite_logits": over}
 
     def step() -> tuple[Tensor, Tensor]:
-        x = values.detach().requires_grad_()  # a leaf of this stream's
-        loss = cross_entropy(x, target, weight=weight, label_smoothing=0.1)
-        return loss, torch.autograd.grad(loss, x)[0]
+        leaf = values.detach().requires_grad_()  # a leaf of this stream's
+        loss = cross_entropy(leaf * 1.0, target, **options)
+        return loss, torch.autograd.grad(loss, leaf, torch.ones_like(loss))[0]
 
-    want = step()
+    for _ in range(3):  # the third starts the launches of the second again
+        step()
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -121,11 +151,14 @@ def test_counting_waits_for_nothing() -> None:
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):
         got = step()
+    values.copy_(torch.randn(6, 40))
+    target.copy_(torch.tensor([IGNORED, 1, 2, IGNORED, 39, 5]))
     graph.replay()
-    close(got, want)
+    close(got, step())
 
 
 @FORWARD
+@pytest.mark.usefixtures("here")
 def test_each_row_has_its_upstream(in_forward: bool) -> None:  # S20
     x = torch.tensor([[2.0, 0, 1], [0, 3, 0], [1, 1, 1]])
     options = {"reduction": "none", "grad_in_forward": in_forward}
@@ -139,6 +172,7 @@ def test_each_row_has_its_upstream(in_forward: bool) -> None:  # S20
     assert dx[1:].abs().min() > 0.1
 
 
+@pytest.mark.usefixtures("here")
 def test_weights_of_ignored_rows() -> None:  # S21
     x, target = torch.tensor([[1.0, 2.0], [3.0, 0.4]]), torch.tensor([IGNORED, 1])
     options = {"weight": torch.tensor([0.2, 0.3]), "label_smoothing": 0.1}
@@ -150,6 +184,7 @@ def test_weights_of_ignored_rows() -> None:  # S21
 
 
 @FORWARD
+@pytest.mark.usefixtures("here")
 def test_logits_are_only_read(in_forward: bool) -> None:  # S22
     leaf = torch.randn(4, 6, requires_grad=True)
     target, other = torch.tensor([0, 1, 2, 3]), torch.tensor([5, 4, 3, 2])
@@ -173,6 +208,7 @@ def test_logits_are_only_read(in_forward: bool) -> None:  # S22
 
 
 @FORWARD
+@pytest.mark.usefixtures("here")
 def test_without_a_gradient(in_forward: bool) -> None:  # S23
     x = torch.tensor(
         [[-0.1118, 0.0162, 0.0956], [-0.1134, 0.0088, 0.1046],
@@ -189,6 +225,7 @@ def test_without_a_gradient(in_forward: bool) -> None:  # S23
             close(loss(x.clone().requires_grad_()), 1.2258567)
 
 
+@pytest.mark.usefixtures("here")
 def test_ignore_index_concerns_targets_alone() -> None:  # S49
     x = torch.ones(2, 3)
     for target in ([1, 2], [0, 2]):
@@ -196,6 +233,7 @@ def test_ignore_index_concerns_targets_alone() -> None:  # S49
 
 
 @FORWARD
+@pytest.mark.usefixtures("here")
 def test_smoothing_shares_among_all_classes(in_forward: bool) -> None:  # S50
     x, target = torch.tensor([[1.0, 2, 3], [3, 2, 1]]), torch.tensor([2, 0])
     loss, dx = _loss_and_gradient(x, target, label_smoothing=0.2, grad_in_forward=in_forward)
@@ -208,6 +246,7 @@ def test_smoothing_shares_among_all_classes(in_forward: bool) -> None:  # S50
     close((loss, dx), (want.float(), torch.autograd.grad(want, wide)[0].float()))
 
 
+@pytest.mark.usefixtures("here")
 def test_a_probability_that_underflows() -> None:  # S51
     loss, dx = _loss_and_gradient(torch.tensor([[0.0, 200.0]]), torch.tensor([0]))
     assert loss == 200

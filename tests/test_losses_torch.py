@@ -17,10 +17,12 @@ from torch.library import opcheck
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import ce_kit
 from losses_kit import IGNORED, example, written_out
 from online_softmax import cross_entropy
 from rows_kit import DEVICES, Tagged
 
+ran, place = ce_kit.ran, ce_kit.place  # fixtures
 close = torch.testing.assert_close
 OP = torch.ops.online_softmax.cross_entropy.default
 BACKWARD = torch.ops.online_softmax.cross_entropy_backward.default
@@ -275,3 +277,16 @@ def test_autocast_gives_float32(compiled: bool, dtype: torch.dtype, device: str)
               else each.double()), rtol=1e-5, atol=1e-6)  # fmt: skip
         (dx,) = torch.autograd.grad(loss, x)
         assert dx.dtype == dtype
+
+
+@pytest.mark.parametrize("in_forward", [False, True])
+def test_batches_of_gradients(in_forward: bool, place: str) -> None:
+    """`is_grads_batched`, whose tensors have no memory that a kernel could read."""
+    x, target, _ = example(4, classes=9, device=place)
+    x = x.float().requires_grad_()
+    loss = cross_entropy(x, target, reduction="none", grad_in_forward=in_forward)
+    upstream = torch.randn(3, 4, device=place)
+    options: dict[str, Any] = {"retain_graph": True}
+    (got,) = torch.autograd.grad(loss, x, upstream, is_grads_batched=True, **options)
+    want = [torch.autograd.grad(loss, x, each, **options)[0] for each in upstream]
+    close(got, torch.stack(want))

@@ -97,7 +97,12 @@ def test_cross_entropy_loss() -> None:
     assert repr(nn.CrossEntropyLoss(weight, reduction="sum")) == (
         "CrossEntropyLoss(weight, reduction='sum')"
     )
-    for wrong in ({"reduction": "max"}, {"z_loss": -1.0}, {"softcap": 0.0}, {"scale": -1.0}):
+    over = nn.CrossEntropyLoss(grad_in_forward=True, overwrite_logits=True)
+    hidden = x * 1.0
+    over(hidden, target).backward()
+    assert hidden._version > 0
+    numbers = ({"z_loss": -1.0}, {"softcap": 0.0}, {"scale": -1.0})
+    for wrong in ({"reduction": "max"}, *numbers, {"overwrite_logits": True}):
         with pytest.raises(ValueError, match=r"CrossEntropyLoss\(\): "):
             nn.CrossEntropyLoss(**wrong)
     with pytest.raises(RuntimeError, match="label_smoothing must be in"):

@@ -7,42 +7,69 @@ rows: logits (rows, cols) of unit column stride; target, loss, lse and their gra
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from online_softmax import cekernels
+from online_softmax import ceblocks, cecalls, cekernels, rowkernels
 from online_softmax.reference import cross_entropy as reference
-from online_softmax.reference.ops import sum_dtype
-from online_softmax.rowops import with_values
+from online_softmax.reference.cross_entropy import Options
+from online_softmax.reference.ops import FP8, sum_dtype
+from online_softmax.rowops import is_batch, with_values
 
-KERNELS = ("reference",)  # what `kernel=` may name
-
-
-class Options(NamedTuple):
-    """What the loss of a row depends on beside its logits, target and weights."""
-
-    ignore_index: int
-    label_smoothing: float
-    z_loss: float
-    softcap: float | None
-    scale: float
+KERNELS = (*cekernels.NAMES, "torch", "reference")  # what `kernel=` may name
 
 
-def implementation(rows: Tensor, o: Options, kernel: str) -> Any:
-    """What computes rows, a module with the three functions of `reference.cross_entropy`.
+class Implementation(NamedTuple):
+    """What computes rows: the three functions of `reference.cross_entropy`."""
 
-    The one place where a kernel is chosen.
+    forward: Callable[..., Any]
+    backward: Callable[..., Tensor]
+    forward_with_gradient: Callable[..., Any]
+
+
+_REFERENCE, _TORCH = (
+    Implementation(each.forward, each.backward, each.forward_with_gradient)
+    for each in (reference, ceblocks)
+)
+_KERNELS = {
+    name: Implementation(
+        partial(cekernels.forward, kernel=name),
+        cekernels.backward,
+        partial(cekernels.forward_with_gradient, kernel=name),
+    )
+    for name in ("", *cekernels.NAMES)
+}
+
+
+def implementation(
+    rows: Tensor, o: Options, kernel: str, with_gradient: bool = False
+) -> Implementation:
+    """What computes rows. The one place where a kernel is chosen.
 
     Args:
-        rows: (rows, cols) of unit column stride; any dtype and device, and there may be none.
+        rows: (rows, cols) of unit column stride (`as_rows`); any dtype and device, and there may be
+            none.
         o: the options.
         kernel: the name of a kernel to force, or "".
+        with_gradient: whether the gradient is made in the forward.
+
+    Raises:
+        ValueError: the named kernel cannot run this; with the reasons.
     """
-    if not kernel and rows.numel() and cekernels.takes(rows, o.softcap, o.scale):
-        return cekernels
-    return reference
+    if kernel in cekernels.NAMES:
+        why = cekernels.reasons(kernel, rows, o.softcap, o.scale, with_gradient)
+        if why:
+            raise ValueError(
+                f"cross_entropy(): kernel {kernel!r} cannot run this: {'; '.join(why)}"
+            )
+    if kernel in _KERNELS and rows.numel() and cekernels.takes(rows, o.softcap, o.scale):
+        return _KERNELS[kernel]
+    is_cpu = rows.device.type == "cpu"  # whose caches are what the blocks are for
+    return _TORCH if kernel == "torch" or (is_cpu and kernel != "reference") else _REFERENCE
 
 
 def forward(
@@ -64,13 +91,16 @@ def forward(
     Raises:
         IndexError: a target is neither a class nor `ignore_index`.
     """
-    if check or target.device.type == "cpu":
-        check_target("cross_entropy", target, x.shape[dim], o.ignore_index)
-    rows = as_rows(x, dim)
-    runs, options = implementation(rows, o, kernel), o._asdict()
-    rest = torch.empty(rows.shape[0], dtype=sum_dtype(x.dtype), device=x.device)
-    loss, lse = runs.forward(rows, target.reshape(-1), weight, **options, lse_rest=rest)
-    return loss.reshape(target.shape), lse.reshape(target.shape), rest.reshape(target.shape)
+    check_if_asked(target, x.shape[dim], o, check)
+
+    def call() -> tuple[Tensor, ...]:
+        rows = as_rows(x, dim)
+        rest = cecalls.empty((rows.shape[0],), sum_dtype(x.dtype), x.device)
+        runs, args = implementation(rows, o, kernel), (rows, target.reshape(-1), weight)
+        return *runs.forward(*args, **o._asdict(), lse_rest=rest), rest
+
+    loss, lse, rest = repeated("forward", (dim, o, kernel), (x, target, weight), call)
+    return shaped(loss, target), shaped(lse, target), shaped(rest, target)
 
 
 def backward(
@@ -90,56 +120,45 @@ def backward(
         dloss, dlse: the gradients by what `forward` gave, in target's shape; None: there is none.
         lse, lse_rest: what `forward` gave; the other arguments as there.
     """
-    rows = as_rows(x, dim)
-    others = (rows, target.reshape(-1), lse.reshape(-1), weight)
-    options = {**o._asdict(), "lse_rest": lse_rest.reshape(-1)}
-    of_loss, of_lse = (None if d is None else with_values(d).reshape(-1) for d in (dloss, dlse))
-    dx = implementation(rows, o, "").backward(of_loss, *others, **options, dlse=of_lse)
+
+    def call() -> tuple[Tensor, ...]:
+        rows = as_rows(x, dim)
+        others = (rows, target.reshape(-1), lse.reshape(-1), weight)
+        options = {**o._asdict(), "lse_rest": lse_rest.reshape(-1)}
+        of_loss, of_lse = (None if d is None else with_values(d).reshape(-1) for d in (dloss, dlse))
+        runs = _REFERENCE if in_batch else implementation(rows, o, "")
+        return (runs.backward(of_loss, *others, **options, dlse=of_lse),)
+
+    in_batch = is_batch(dloss, dlse)
+    given = (x, target, lse, lse_rest, weight, dloss, dlse)
+    (dx,) = call() if in_batch else repeated("backward", (dim, o), given, call)
     return from_rows(dx, x, dim)
 
 
-def forward_with_gradient(
-    dloss: Tensor,
-    x: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    dim: int,
-    o: Options,
-    kernel: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`forward`, and the gradient by x for one dloss, which all rows have in common.
-
-    Args:
-        dloss: 0-dim, of the dtype of the losses.
-        x, target and the rest: as for `forward`; the targets were checked.
-    """
-    rows = as_rows(x, dim)
-    runs, options = implementation(rows, o, kernel), o._asdict()
-    loss, lse, dx = runs.forward_with_gradient(rows, target.reshape(-1), dloss, weight, **options)
-    return loss.reshape(target.shape), lse.reshape(target.shape), from_rows(dx, x, dim)
+def repeated(
+    what: str, options: Any, given: cecalls.Given, call: Callable[[], tuple[Tensor, ...]]
+) -> tuple[Tensor, ...]:
+    """What `call` gives; on a device with kernels a call like one before starts them again."""
+    if given[0] is not None and rowkernels._has_kernels(given[0]):
+        return cecalls.repeated(what, options, given, call)
+    return call()
 
 
-def rescale(
-    made: Tensor, dloss: Tensor, expected: Tensor, target: Tensor, dim: int, ignore_index: int
-) -> Tensor:
-    """The gradient for dloss, from `made`, the one for `expected`; `made` stays as it is.
-
-    Args:
-        made: of x's shape, from `forward_with_gradient`.
-        dloss: of target's shape.
-        expected: 0-dim.
-    """
-    counts = reference.Targets.of(target, made.shape[dim], ignore_index).counts
-    ratio = torch.where(dloss == expected, 1.0, dloss / expected)
-    # dloss is infinite where no row counts.
-    ratio = torch.where(counts, ratio, 0.0).unsqueeze(dim)
-    return torch.mul(made, ratio, out=torch.empty_like(made))
+def shaped(of_rows: Tensor, target: Tensor) -> Tensor:
+    """What rows have, in target's shape."""
+    return of_rows if of_rows.shape == target.shape else of_rows.reshape(target.shape)
 
 
 def fake(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Empty tensors of the results' shapes and dtypes."""
     loss, lse, rest = (x.new_empty(target.shape, dtype=sum_dtype(x.dtype)) for _ in range(3))
     return loss, lse, rest
+
+
+def check_if_asked(target: Tensor, classes: int, o: Options, check: bool) -> None:
+    """`check_target`; where the host would wait for it only if it is asked for."""
+    if check or target.device.type == "cpu":
+        check_target("cross_entropy", target, classes, o.ignore_index)
 
 
 def check_target(name: str, target: Tensor, classes: int, ignore_index: int | None) -> None:
@@ -158,12 +177,19 @@ def check_target(name: str, target: Tensor, classes: int, ignore_index: int | No
 
 
 def as_rows(x: Tensor, dim: int) -> Tensor:
-    """x as (rows, cols) of unit column stride, a view where its strides allow one."""
+    """x as (rows, cols) of unit column stride, a view where its strides allow one.
+
+    fp8 becomes bfloat16, which holds all its values, where that has kernels.
+    """
     last = with_values(x).movedim(dim, -1)
+    if x.dtype in FP8 and rowkernels._has_kernels(x):
+        last = last.to(torch.bfloat16)
     rows = last.reshape(math.prod(last.shape[:-1]), last.shape[-1])
     return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
 def from_rows(dx: Tensor, x: Tensor, dim: int) -> Tensor:
     """(rows, cols) back in x's shape, contiguous."""
+    if dim % x.dim() == x.dim() - 1:
+        return dx if dx.shape == x.shape else dx.reshape(x.shape)
     return dx.reshape(x.movedim(dim, -1).shape).movedim(-1, dim).contiguous()

@@ -1,27 +1,36 @@
-"""What `explain` says: which kernel a softmax takes, and why not the others."""
+"""What `explain` says: which kernel a softmax or a cross-entropy takes, and why not the others."""
 
 from __future__ import annotations
 
 import operator
 
-from online_softmax import catalogue, invariance, plan, rowchoice, rowplan
+from online_softmax import catalogue, cekernels, invariance, plan, rowchoice, rowplan
 from online_softmax.catalogue import DTYPES, KERNELS
 from online_softmax.plan import Problem
 
 _DTYPE_NAMES = tuple(catalogue.dtype_name(dtype) for dtype in DTYPES)
+OPERATIONS = ("softmax", "cross_entropy")  # what `explain` knows about
 
 
-def explain(rows: int, cols: int, dtype: str = "float32", arch: str = plan.DEFAULT_ARCH) -> str:
-    """Which kernel a rows x cols softmax takes on a GPU, why, and why not the others.
+def explain(
+    rows: int,
+    cols: int,
+    dtype: str = "float32",
+    arch: str = plan.DEFAULT_ARCH,
+    *,
+    op: str = "softmax",
+) -> str:
+    """Which kernel a rows x cols softmax or cross-entropy takes on a GPU, why, and why no other.
 
     Args:
-        rows, cols: the matrix; softmax runs along cols.
+        rows, cols: the matrix; softmax runs along cols, which are the classes of a cross-entropy.
         dtype: "float32", "float16", "bfloat16" or "float64".
         arch: an architecture of plan.ARCHES, "sm_90a" for example.
+        op: "softmax" or "cross_entropy" (with classes as target).
 
     Raises:
         TypeError: rows or cols is not a whole number.
-        ValueError: an unknown type or architecture, or a negative size.
+        ValueError: an unknown type, architecture or op, or a negative size.
 
     >>> print(explain(1, 1_048_576).splitlines()[0])
     split: 128 parts in all are few for 132 multiprocessors: parts of rows, two kernels
@@ -38,7 +47,13 @@ def explain(rows: int, cols: int, dtype: str = "float32", arch: str = plan.DEFAU
     rows, cols = operator.index(rows), operator.index(cols)  # a NumPy integer, for example
     if rows < 0 or cols < 0:
         raise ValueError(f"explain(): rows and cols must be at least 0, got {rows} x {cols}")
+    if not isinstance(op, str) or op not in OPERATIONS:
+        raise ValueError(f"explain(): op must be one of {', '.join(OPERATIONS)}, got {op!r}")
     problem = Problem(rows, cols, dtype, arch=arch)
+    return "\n".join(_of_loss(problem) if op == "cross_entropy" else _of_softmax(problem))
+
+
+def _of_softmax(problem: Problem) -> list[str]:
     kernel, why = catalogue.choose(problem)
     lines = [f"{kernel.name}: {why}"]
     if kernel.rung:
@@ -49,8 +64,7 @@ def explain(rows: int, cols: int, dtype: str = "float32", arch: str = plan.DEFAU
         lines.append(f"  of the ladder's rungs, {rung}: {why}")
     if kernel.is_row_kernel and (line := _few(problem)):
         lines.append(f"  {line}")
-    if not problem.facts.measured:
-        lines.append(f"  nobody has measured {arch} yet: chosen from its datasheet facts")
+    lines += _unmeasured(problem)
     for other in KERNELS.values():
         if other.name == kernel.name or other.backend in ("torch", "reference"):
             continue
@@ -59,7 +73,36 @@ def explain(rows: int, cols: int, dtype: str = "float32", arch: str = plan.DEFAU
         against = rowplan.WHY_NOT.get(other.name) or plan.why_not(other.name, problem)
         note = missing or (refusals[0] if refusals else against)
         lines.append(f"  not {other.name}: {note}")
-    return "\n".join(lines)
+    return lines
+
+
+def _of_loss(problem: Problem) -> list[str]:
+    missing = catalogue.lacks("cuda")
+    refusals = [missing] if missing else cekernels.refusals("split", problem)  # takes any length
+    if refusals:
+        return [f"reference: the definition, in PyTorch operations: {refusals[0]}"]
+    row, kept = cekernels.planned(problem), cekernels.planned(problem, with_gradient=True)
+    lines = [f"{row.kernel}: {row.why.removesuffix(', one write')}"]
+    if kept.kernel == "registers":
+        lines.append(f"  with grad_in_forward: registers: {kept.why}")
+    else:
+        why = cekernels.refusals("registers", problem, with_gradient=True)
+        lines.append(
+            f"  with grad_in_forward: {row.kernel}, then the gradient: {(*why, kept.why)[0]}"
+        )
+    lines.append("  gradient in the backward: from each row's lse: one read, one write")
+    lines += _unmeasured(problem)
+    for name in cekernels.NAMES:
+        if name != row.kernel:
+            why = [*cekernels.refusals(name, problem), "two kernels; the row fits in registers"]
+            lines.append(f"  not {name}: {why[0]}")
+    return lines
+
+
+def _unmeasured(problem: Problem) -> list[str]:
+    if problem.facts.measured:
+        return []
+    return [f"  nobody has measured {problem.arch} yet: chosen from its datasheet facts"]
 
 
 def _few(problem: Problem) -> str:

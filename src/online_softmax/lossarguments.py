@@ -13,6 +13,7 @@ from torch import Tensor
 
 from online_softmax import ceops
 from online_softmax.arguments import check_dim, check_kernel
+from online_softmax.reference.ops import FP8
 
 CLASSES = (torch.int64, torch.uint8)
 REDUCTIONS = ("mean", "sum", "none")
@@ -131,6 +132,39 @@ def check_reduction(name: str, reduction: Any) -> None:
         raise ValueError(f'{name}(): reduction must be "mean", "sum" or "none", got {reduction!r}')
 
 
+def check_overwrite_logits(name: str, overwrite_logits: Any, grad_in_forward: Any) -> None:
+    if overwrite_logits and not grad_in_forward:
+        raise ValueError(f"{name}(): overwrite_logits=True wants grad_in_forward=True")
+
+
+def check_can_overwrite(name: str, x: Tensor) -> None:
+    """Whether x, of which a gradient is recorded, may be written over."""
+    instead = "pass overwrite_logits=False, or a clone()"
+    if x.is_leaf:
+        what = "a leaf that requires grad, which is somebody's to keep"
+    elif x._is_view() or x.is_neg():
+        what = "a view of a tensor, which would be written over too (torch.nn.Linear with a bias "
+        what += "gives one for an input of 3 dimensions)"
+    elif x.dtype in FP8:
+        what = f"{x.dtype}, in whose memory a gradient in bfloat16 has no room"
+    elif _overlaps(x):
+        what = f"of strides {x.stride()}, by which several elements share their memory"
+    else:
+        return
+    raise RuntimeError(f"{name}(): overwrite_logits=True, but logits are {what}: {instead}")
+
+
+def _overlaps(x: Tensor) -> bool:
+    """Whether elements may share memory."""
+    extent = 1
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size > 1:
+            if stride < extent:
+                return True
+            extent = stride * size
+    return False
+
+
 def check_loss_kernel(name: str, kernel: Any, is_classes: bool) -> str:
     """A kernel's name, or "" for None."""
     if kernel is None:
@@ -139,6 +173,6 @@ def check_loss_kernel(name: str, kernel: Any, is_classes: bool) -> str:
     if is_classes and known not in ceops.KERNELS:
         there = ", ".join(ceops.KERNELS)
         raise ValueError(
-            f"{name}(): kernel {known!r} cannot run this: of classes as target {there} does"
+            f"{name}(): kernel {known!r} cannot run this: where target is classes there are {there}"
         )
     return known

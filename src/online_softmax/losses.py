@@ -13,6 +13,7 @@ from online_softmax.lossarguments import (
     check_class_dim,
     check_ignore_index,
     check_loss_kernel,
+    check_overwrite_logits,
     check_reduction,
     check_smoothing,
     check_softcap,
@@ -38,6 +39,7 @@ def cross_entropy(
     dim: int | None = None,
     return_lse: bool = False,
     grad_in_forward: bool = False,
+    overwrite_logits: bool = False,
     check_target: bool = False,
     kernel: str | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -72,11 +74,18 @@ def cross_entropy(
             It is as correct for any upstream gradient, logits stay as they are, and a second
             derivative is an error. Without a gradient to record, under `torch.compile`, transforms,
             modes and forward mode, and where target is probabilities, it changes nothing.
+        overwrite_logits: where grad_in_forward has an effect, write that gradient over logits: no
+            second tensor of their size. They must be a tensor of their own: no leaf, no view, not
+            fp8. To autograd it is an in-place operation: a backward that had saved logits, one
+            through what is computed from them later, one by lse and a second one by the loss are
+            errors. The values of logits are lost; where grad_in_forward has no effect they stay.
         check_target: on the CPU a target that is no class is an error always. On other devices its
             row gives a NaN loss and a gradient of 0, since to look would make the host wait;
             True: look, and raise (not while a CUDA graph is captured).
-        kernel: force a kernel by name: "reference"; where target is probabilities, one of
-            `online_softmax.KERNELS` for log_softmax. None: the planner chooses.
+        kernel: force a kernel by name: "registers", "split", "torch" (by blocks of rows, as on the
+            CPU) or "reference"; where target is probabilities, one of `online_softmax.KERNELS` for
+            log_softmax. None: the planner chooses (`online_softmax.explain` with
+            op="cross_entropy" says what and why).
 
     Returns:
         The loss in logits' dtype (bfloat16 for fp8; float32 for half types under autocast; where
@@ -88,9 +97,11 @@ def cross_entropy(
         TypeError: logits, target or weight is not a tensor, or a number is of another type.
         IndexError: a target is neither a class nor ignore_index (above); dim is out of range.
         ValueError: the number of rows of target and logits differs; reduction, z_loss, softcap or
-            scale is none of these; the named kernel cannot run this.
+            scale is none of these; overwrite_logits without grad_in_forward; the named kernel
+            cannot run this.
         RuntimeError: target or weight has another shape, dtype or device than is wanted;
-            label_smoothing is not in [0, 1]; weight requires a gradient.
+            label_smoothing is not in [0, 1]; weight requires a gradient; logits that cannot be
+            written over.
         NotImplementedError: a dtype of logits that is not listed above, or not a dense tensor.
 
     Example:
@@ -119,6 +130,7 @@ def cross_entropy(
             dim=dim,
             return_lse=return_lse,
             grad_in_forward=grad_in_forward,
+            overwrite_logits=overwrite_logits,
             check_target=check_target,
             kernel=kernel,
         )
@@ -136,6 +148,7 @@ def cross_entropy(
         check_scale(name, scale),
     )
     check_reduction(name, reduction)
+    check_overwrite_logits(name, overwrite_logits, grad_in_forward)
     forced = check_loss_kernel(name, kernel, is_classes)
     if is_classes:
         if target.dim() == logits.dim():  # torch takes (1,) for a row alone
@@ -148,6 +161,7 @@ def cross_entropy(
             options,
             bool(check_target),
             bool(grad_in_forward),
+            bool(overwrite_logits),
             bool(return_lse),
             forced,
         )

@@ -19,6 +19,7 @@ from online_softmax.arguments import check_empty, check_scale
 from online_softmax.linear import Memory
 from online_softmax.lossarguments import (
     check_ignore_index,
+    check_overwrite_logits,
     check_reduction,
     check_smoothing,
     check_softcap,
@@ -134,8 +135,8 @@ class CrossEntropyLoss(nn.Module):
 
     Args:
         weight: (classes,), what each class counts for: a buffer, as in torch.
-        ignore_index, reduction, label_smoothing, z_loss, softcap, scale, dim, grad_in_forward: as
-            for the function.
+        ignore_index, reduction, label_smoothing, z_loss, softcap, scale, dim, grad_in_forward,
+            overwrite_logits: as for the function.
 
     Shapes: logits, target and the loss as for the function. Raises what the function raises, for a
     wrong number or reduction when the module is made.
@@ -160,6 +161,7 @@ class CrossEntropyLoss(nn.Module):
         scale: float = 1.0,
         dim: int | None = None,
         grad_in_forward: bool = False,
+        overwrite_logits: bool = False,
     ) -> None:
         super().__init__()
         name = type(self).__name__
@@ -172,7 +174,9 @@ class CrossEntropyLoss(nn.Module):
         self.softcap = check_softcap(name, softcap)
         self.scale = check_scale(name, scale)
         self.dim = dim
+        check_overwrite_logits(name, overwrite_logits, grad_in_forward)
         self.grad_in_forward = bool(grad_in_forward)
+        self.overwrite_logits = bool(overwrite_logits)
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
         loss = losses.cross_entropy(logits, target, weight=self.weight, **self._options())
@@ -194,6 +198,7 @@ class CrossEntropyLoss(nn.Module):
             "scale": self.scale,
             "dim": self.dim,
             "grad_in_forward": self.grad_in_forward,
+            "overwrite_logits": self.overwrite_logits,
         }
 
 

@@ -91,6 +91,18 @@ def _name(op: str, options: Options, x: Tensor, dy: Tensor | None) -> Hashable:
     return name, dy.device, dy.dtype, dy.shape, dy.stride(), dy.data_ptr() & PHASE
 
 
+def came_before(name: Hashable) -> bool:
+    """Whether a call of this name has come; it has from now on."""
+    from online_softmax import jit
+
+    if name in _once:
+        return True
+    if len(_once) >= jit.REMEMBERED:
+        _once.clear()
+    _once.add(name)
+    return False
+
+
 def keep(
     op: str,
     options: Options,
@@ -111,10 +123,7 @@ def keep(
     global _kept  # noqa: PLW0603 one name, looked up fast by every call
     _kept = jit._kept
     name = _name(op, options, x[0], None if dy is None else dy[0])
-    if name not in _once:
-        if len(_once) >= jit.REMEMBERED:
-            _once.clear()
-        _once.add(name)
+    if not came_before(name):
         return
     tensors = [value for value in work[0].args if isinstance(value, Tensor)]
     pairs = (x, y) if dy is None else (x, y, dy)

@@ -20,6 +20,7 @@ from online_softmax.reference.ops import result_dtype, sum_dtype
 
 ANY_OPTION = ("torch", "reference")  # the kernels that every operation and option has
 
+_is_batch = torch._C._functorch.is_legacy_batchedtensor
 _DEFINITION = {"softmax": ops.softmax, "log_softmax": ops.log_softmax}
 _BACKWARD = {"softmax": ops.softmax_backward, "log_softmax": ops.log_softmax_backward}
 _EMPTY = {"softmax": 0.0, "log_softmax": -math.inf}
@@ -172,6 +173,12 @@ def with_values(t: Tensor) -> Tensor:
     if t.is_neg():
         return t.resolve_neg()
     return torch.zeros(t.shape, dtype=t.dtype, device=t.device) if t._is_zerotensor() else t
+
+
+def is_batch(*tensors: Tensor | None) -> bool:
+    """Whether one stands for a batch of gradients (`is_grads_batched`): it has no memory, only
+    torch's operations know it."""
+    return any(t is not None and _is_batch(t) for t in tensors)
 
 
 # ---- which implementation

@@ -7,7 +7,7 @@ and `fold_shard` are classes first, first + 1, ... of `classes`; elsewhere they 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -105,12 +105,13 @@ def split(
     lse_rest: Tensor | None,
     options: Options,
     row: Row,
+    room: Callable[..., Tensor] = torch.empty,
 ) -> list[Launch]:
-    """The loss of each row and its lse, by the cut of a `split` row."""
+    """The loss of each row and its lse, by the cut of a `split` row. room: gives workspaces."""
     rows, cols = x.shape
     grid = rows * row.parts
-    states = torch.empty((grid, 2), dtype=torch.float32, device=x.device)
-    sums = torch.empty(grid, dtype=torch.float32, device=x.device) if options.smoothing else loss
+    states = room((grid, 2), dtype=torch.float32, device=x.device)
+    sums = room((grid,), dtype=torch.float32, device=x.device) if options.smoothing else loss
     weight, weight_sum = options.weights(loss)
     x_type, sizes = C_TYPE[x.dtype], (rows, cols, x.stride(0), options.ignore_index, row.parts)
     fold = f"cross_entropy_fold<{x_type}, {row.vectors}, {lies(x)}, {options.kinds}>"

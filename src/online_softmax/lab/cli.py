@@ -171,6 +171,7 @@ def explain(
     cols: options.ExplainedCols,
     dtype: options.ExplainedType = "float32",
     arch: options.ExplainedArch = None,
+    op: options.ExplainedOp = "softmax",
 ) -> None:
     """Print the planner's choice and its reasons."""
     import torch
@@ -181,10 +182,12 @@ def explain(
 
     size = arguments.sizes([rows, cols, *context.args])
     kind, arches = arguments.dtype_name(dtype), arguments.arches(arch)
+    if op not in explanation.OPERATIONS:
+        raise BadInput(f"--op {op}: give {' or '.join(explanation.OPERATIONS)}")
     if not arches:
         arches = [jit.device_arch() if torch.cuda.is_available() else plan.DEFAULT_ARCH]
     try:
-        said = [explanation.explain(*size, kind, each) for each in arches]
+        said = [explanation.explain(*size, kind, each, op=op) for each in arches]
     except ValueError as error:  # an architecture that came out after the planner's facts
         raise BadInput(str(error).removeprefix("explain(): ")) from None
     if len(said) > 1:

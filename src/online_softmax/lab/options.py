@@ -42,6 +42,7 @@ EXPLAIN = """Say which kernel to choose for the softmax of ROWS x COLS, why, and
 \b
 Examples:
   online-softmax explain 4096 4096
+  online-softmax explain 8192 128256 --dtype bf16 --op cross_entropy
   online-softmax explain 1 1048576 --dtype bf16 --arch sm_80,sm_90"""
 INFO = "Show versions, GPU, ceilings and cache; and how to get what is missing."
 
@@ -106,3 +107,4 @@ ExplainedArch = Annotated[
     str | None,
     option("One architecture or several. Default: that of the GPU here, or sm_90a.", "SM,SM"),
 ]
+ExplainedOp = Annotated[str, option("softmax or cross_entropy. Default: softmax.", "OP", "--op")]

@@ -124,7 +124,8 @@ def backward_tangent(
     """The derivative of dx along tangents of dloss, dlse and x; None: that one is constant."""
     rows = _Rows.of(x, o)
     above = rows.upstream(dloss_tangent, dlse_tangent, target, weight, o)
-    dx = (rows.slope * above.gradient(rows.p)).movedim(-1, o.dim).to(result_dtype(x.dtype))
+    dx = above.where_counted(rows.slope * above.gradient(rows.p))
+    dx = dx.movedim(-1, o.dim).to(result_dtype(x.dtype))
     if x_tangent is None:
         return dx
     return dx + second(dloss, dlse, x, target, weight, x_tangent, o)

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from online_softmax import ceops
+from online_softmax import celoss, ceops
+from online_softmax.cereduce import Reduction
 from online_softmax.library import loss_traced
 from online_softmax.library.eager import base_apply, renamed
 from online_softmax.library.loss_calculus import LossOptions
@@ -125,7 +126,18 @@ class Forward(Function):  # (x, target, weight, options, check, kernel) -> (loss
         return over_batch(call, tensors, in_dims[:3], info.batch_size, o)
 
 
-class Recorded(Function):  # the same, for reverse mode alone
+_apply_forward = base_apply(renamed(Forward, "OnlineSoftmax_cross_entropy"))
+
+
+def transformed(*args: Any) -> Rows:
+    """Rows of (x, target, weight, options, check, kernel), under functorch or in forward mode."""
+    return (Forward.apply if functorch_active() else _apply_forward)(*args)
+
+
+# ---- the loss in one, for reverse mode alone
+
+
+class Recorded(Function):  # (x, target, weight, options, reduction, check, kernel) -> (loss, lse)
     @staticmethod
     def forward(
         ctx: Any,
@@ -133,33 +145,43 @@ class Recorded(Function):  # the same, for reverse mode alone
         target: Tensor,
         weight: Tensor | None,
         o: LossOptions,
+        r: Reduction,
         check: bool,
         kernel: str,
-    ) -> Rows:
-        output = ceops.forward(x, target, weight, o.dim, o.of_row, check, kernel)
+    ) -> tuple[Tensor, Tensor]:
+        loss, lse, rest, total = celoss.reduced(
+            x, target, weight, o.dim, o.of_row, r, check, kernel
+        )
         ctx.options = o
-        loss_traced.keep(ctx, x, target, weight, output)
-        return output
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, target, lse, rest, weight, total)
+        return loss, lse
 
-    backward = staticmethod(_go_back)
+    @staticmethod
+    def backward(ctx: Any, dloss: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        if dloss is None and dlse is None:
+            return (None,) * 7
+        *saved, total = ctx.saved_tensors
+        _, target, lse, *_ = saved
+        if dloss is not None:
+            dloss = dloss.to(lse.dtype) if total is None else torch.div(dloss, total)
+            dloss = dloss if dloss.shape == target.shape else dloss.expand(target.shape)
+        return _enter_backward(dloss, dlse, *saved, ctx.options), *(None,) * 6
 
 
-_apply_forward = base_apply(renamed(Forward, "OnlineSoftmax_cross_entropy"))
-_apply_recorded = base_apply(renamed(Recorded, "OnlineSoftmax_cross_entropy"))
-
-
-def recorded(*args: Any) -> Rows:
-    """Rows of (x, target, weight, options, check, kernel), with what backward needs."""
-    if functorch_active():
-        return Forward.apply(*args)
-    return (_apply_forward if is_forward_mode() else _apply_recorded)(*args)
+recorded = base_apply(renamed(Recorded, "OnlineSoftmax_cross_entropy"))
 
 
 # ---- the gradient made in the forward
 
 
-class WithGradient(Function):  # (x, target, weight, expected, options, check, keeps_x, kernel)
-    """Keeps dx for a dloss that is expected, in place of x; x too if lse may have a gradient."""
+class WithGradient(Function):
+    """Keeps dx for an upstream of 1, in place of x; x too if lse may have a gradient.
+
+    Of (x, target, weight, options, reduction, check, keeps_x, overwrite, kernel). With `overwrite`
+    dx stands in x's memory: x is an output too, changed in place, so that torch sees to who else
+    has saved it, and this sees what is computed from it later.
+    """
 
     @staticmethod
     def forward(
@@ -167,38 +189,61 @@ class WithGradient(Function):  # (x, target, weight, expected, options, check, k
         x: Tensor,
         target: Tensor,
         weight: Tensor | None,
-        expected: Tensor,  # 0-dim, of the losses' dtype: the dloss of all rows
         o: LossOptions,
+        r: Reduction,
         check: bool,
         keeps_x: bool,
+        overwrite: bool,
         kernel: str,
-    ) -> tuple[Tensor, Tensor]:
-        if check or target.device.type == "cpu":
-            ceops.check_target("cross_entropy", target, x.shape[o.dim], o.ignore_index)
-        args = (expected, x, target, weight, o.dim, o.of_row, kernel)
-        loss, lse, dx = ceops.forward_with_gradient(*args)
-        ctx.options = o
+    ) -> tuple[Tensor, ...]:
+        args = (x, target, weight, o.dim, o.of_row, r, check, kernel, overwrite)
+        loss, lse, dx, total = celoss.reduced_with_gradient(*args)
+        ctx.options, ctx.overwrote, ctx.is_spent = o, overwrite, False
         ctx.set_materialize_grads(False)
-        saved = (x, lse, torch.zeros_like(lse), weight) if keeps_x else ()
-        ctx.save_for_backward(dx, expected, target, *saved)
-        return loss, lse
+        if overwrite:
+            ctx.mark_dirty(x)
+        saved = (x, lse, torch.zeros_like(lse), weight) if keeps_x and not overwrite else ()
+        ctx.save_for_backward(dx, total, target, *saved)
+        return (loss, lse, dx) if overwrite else (loss, lse)
 
     @staticmethod
-    def backward(ctx: Any, dloss: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(  # type: ignore[override]
+        ctx: Any, dloss: Tensor | None, dlse: Tensor | None, later: Tensor | None = None
+    ) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():  # `once_differentiable` lets a constant upstream pass
             raise RuntimeError(
                 "cross_entropy(): with grad_in_forward=True the gradient cannot be recorded "
                 "(create_graph=True): pass grad_in_forward=False"
             )
-        made, expected, target, *saved = ctx.saved_tensors
+        made, total, target, *saved = ctx.saved_tensors
         dx, o = None, ctx.options
+        if ctx.overwrote:
+            _check_overwritten(ctx.is_spent, dlse, later)
+            ctx.is_spent = True
         if dloss is not None:
-            dx = ceops.rescale(made, dloss, expected, target, o.dim, o.ignore_index)
+            about = (total, target, o.dim, o.ignore_index, ctx.overwrote)
+            dx = celoss.rescale(made, dloss, *about)
         if dlse is not None:
             x, lse, lse_rest, weight = saved
             of_lse = _backward(None, dlse, x, target, lse, lse_rest, weight, o)
             dx = of_lse if dx is None else dx + of_lse
-        return dx, *(None,) * 7
+        return dx, *(None,) * 8
+
+
+def _check_overwritten(is_spent: bool, dlse: Tensor | None, later: Tensor | None) -> None:
+    """Errors where a gradient is wanted that only the logits could give."""
+    if later is not None:
+        what = "what was computed from the logits afterwards has no gradient"
+    elif dlse is not None:
+        what = "lse has no gradient"
+    elif is_spent:
+        what = "the loss has one backward: its gradient has been given away"
+    else:
+        return
+    raise RuntimeError(
+        f"cross_entropy(): overwrite_logits=True wrote the gradient over the logits, so {what}: "
+        "pass overwrite_logits=False"
+    )
 
 
 with_gradient = base_apply(renamed(WithGradient, "OnlineSoftmax_cross_entropy_with_gradient"))

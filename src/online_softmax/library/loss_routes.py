@@ -9,12 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from online_softmax import ceops
+from online_softmax import celoss, cereduce
 from online_softmax.catalogue import HALVES
+from online_softmax.cereduce import Reduction
 from online_softmax.library import loss_eager, loss_traced, routes
 from online_softmax.library.loss_calculus import LossOptions
 from online_softmax.library.private import functorch_active, is_forward_mode
-from online_softmax.reference.cross_entropy import Targets, capped
+from online_softmax.lossarguments import check_can_overwrite
+from online_softmax.reference.cross_entropy import capped
 from online_softmax.reference.ops import result_dtype, sum_dtype
 
 _is_compiling = torch.compiler.is_compiling
@@ -28,6 +30,7 @@ def of_classes(
     o: LossOptions,
     check: bool,
     grad_in_forward: bool,
+    overwrite: bool,
     return_lse: bool,
     kernel: str,
 ) -> tuple[Tensor, Tensor]:
@@ -39,23 +42,38 @@ def of_classes(
         reduction: "mean", "sum" or "none".
         grad_in_forward: make the gradient in the forward where it is certain to be wanted alone:
             one is recorded, and no trace, mode, transform or dual level is at work.
+        overwrite: write it over x then.
         return_lse: whether lse may have a gradient then; else it has it always.
 
     Raises:
-        RuntimeError: weight requires a gradient.
+        RuntimeError: weight requires a gradient; x cannot be written over.
     """
     if weight is not None and weight.requires_grad and torch.is_grad_enabled():
         raise RuntimeError(loss_traced.NOT_BY_WEIGHT)
-    wide = sum_dtype(x.dtype)
     target = target if target.dtype == torch.int64 else target.to(torch.int64)
-    weight = None if weight is None else weight.to(wide).contiguous()
-    total = _total(x, target, weight, o) if reduction == "mean" else None
-    loss, lse = _rows(x, target, weight, total, o, check, grad_in_forward, return_lse, kernel)
-    if total is not None:
-        loss = loss.sum() / total
-    elif reduction == "sum":
-        loss = loss.sum()
-    return loss.to(_dtype(x, x.dtype)), lse
+    weight = None if weight is None else weight.to(sum_dtype(x.dtype)).contiguous()
+    r, args = Reduction(reduction, _dtype(x, x.dtype)), (x, target, weight)
+    is_transformed = functorch_active()
+    if _is_compiling() or (not is_transformed and not loss_eager.are_plain(*args)):
+        loss, lse, _ = loss_traced.op(*args, *o, check, kernel)
+    elif is_transformed or is_forward_mode():
+        loss, lse, _ = loss_eager.transformed(*args, o, check, kernel)
+    elif not (x.requires_grad and torch.is_grad_enabled()):
+        found = celoss.reduced(*args, o.dim, o.of_row, r, check, kernel)
+        return found.loss, found.lse
+    elif grad_in_forward:
+        if overwrite:
+            check_can_overwrite("cross_entropy", x)
+        options = (o, r, check, return_lse, overwrite, kernel)
+        loss, lse, *_ = loss_eager.with_gradient(*args, *options)
+        return loss, lse
+    else:
+        reduced: tuple[Tensor, Tensor] = loss_eager.recorded(*args, o, r, check, kernel)
+        return reduced
+    total = None
+    if reduction == "mean":
+        total = cereduce.totals(target, weight, x.shape[o.dim], o.ignore_index, loss.dtype)
+    return cereduce.reduce(loss, total, r), lse
 
 
 def of_probabilities(
@@ -108,35 +126,3 @@ def _dtype(x: Tensor, dtype: torch.dtype) -> torch.dtype:
 
 def _is_autocast(x: Tensor) -> bool:
     return torch.is_autocast_enabled(x.device.type)
-
-
-def _total(x: Tensor, target: Tensor, weight: Tensor | None, o: LossOptions) -> Tensor:
-    """What the mean divides by, counted on the device."""
-    rows = Targets.of(target, x.shape[o.dim], o.ignore_index)
-    return rows.counts.sum() if weight is None else rows.weights(weight, weight.dtype).sum()
-
-
-def _rows(
-    x: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    total: Tensor | None,
-    o: LossOptions,
-    check: bool,
-    grad_in_forward: bool,
-    return_lse: bool,
-    kernel: str,
-) -> tuple[Tensor, Tensor]:
-    is_transformed = functorch_active()
-    if _is_compiling() or (not is_transformed and not loss_eager.are_plain(x, target, weight)):
-        return loss_traced.op(x, target, weight, *o, check, kernel)[:2]
-    is_dual = is_forward_mode()
-    if not (is_transformed or is_dual or (x.requires_grad and torch.is_grad_enabled())):
-        return ceops.forward(x, target, weight, o.dim, o.of_row, check, kernel)[:2]
-    if grad_in_forward and not (is_transformed or is_dual):
-        expected = torch.ones((), dtype=sum_dtype(x.dtype), device=x.device)
-        if total is not None and x.dtype != torch.float16:  # 1 / total may be nothing there
-            expected = expected / total
-        args = (x, target, weight, expected, o, check, return_lse, kernel)
-        return loss_eager.with_gradient(*args)
-    return loss_eager.recorded(x, target, weight, o, check, kernel)[:2]

@@ -1,6 +1,7 @@
 """Private names of torch that the library uses; a test says which is gone.
 
-Six more stand where they are used: `Tensor._is_zerotensor` in rowops.py, `Function._backward_cls`
+Seven more stand where they are used: `Tensor._is_zerotensor` in rowops.py, and beside it what says
+that a tensor stands for a batch of gradients, `Function._backward_cls`
 in eager.py, the current device and the handle of the current stream in jit.py, memory for a result
 and whether torch fills it in rowcalls.py.
 

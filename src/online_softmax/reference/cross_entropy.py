@@ -26,17 +26,23 @@ from online_softmax.reference.online import lse as lse_of
 from online_softmax.reference.ops import result_dtype, scaled, sum_dtype
 
 
+class Options(NamedTuple):
+    """What the loss of a row depends on beside its logits, target and weights."""
+
+    ignore_index: int = -100  # rows with this target have loss 0
+    label_smoothing: float = 0.0  # in [0, 1], the share of all classes in the target
+    z_loss: float = 0.0  # times lse^2 is added to the loss of a row that counts
+    softcap: float | None = None  # c of c tanh(scale x / c); None: no cap
+    scale: float = 1.0  # multiplies the logits first
+
+
 def forward(
     logits: Tensor,
     target: Tensor,
     weight: Tensor | None = None,
     *,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    softcap: float | None = None,
-    scale: float = 1.0,
     lse_rest: Tensor | None = None,
+    **options: Any,
 ) -> tuple[Tensor, Tensor]:
     """The loss and the log-sum-exp of each row.
 
@@ -44,31 +50,28 @@ def forward(
         logits: (..., K), of any strides; float16, bfloat16, float32, float64 or fp8.
         target: (...) int64, a class in [0, K) or `ignore_index`.
         weight: (K,) of each class, or None.
-        ignore_index: rows with this target have loss 0.
-        label_smoothing: in [0, 1], the share of all classes in the target.
-        z_loss: times lse^2 is added to the loss of a row that counts.
-        softcap: c of c tanh(scale x / c); None: no cap.
-        scale: multiplies the logits first.
         lse_rest: (...), of lse's dtype, to be filled with what rounding took from lse, for
             `backward`: without it a gradient is only as exact as lse is.
+        options: those of `Options`.
 
     Returns:
         (loss, lse), both (...) in float32 or float64, lse of cap(scale x), a natural logarithm.
     """
-    z = capped(logits, softcap, scale)
+    o = Options(**options)
+    z = capped(logits, o.softcap, o.scale)
     state = State.of(z)
     lse = lse_of(state)
-    rows = Targets.of(target, z.shape[-1], ignore_index)
+    rows = Targets.of(target, z.shape[-1], o.ignore_index)
     loss = -_at(rows.place, z, state)
     if weight is not None:
         loss = loss * _of_class(weight, rows.place).to(z.dtype)
-    if label_smoothing:
+    if o.label_smoothing:
         others = -log_prob(z, state)
         if weight is not None:
             others = others * weight.to(z.dtype)
-        loss = (1 - label_smoothing) * loss + label_smoothing * others.mean(-1)
-    if z_loss:
-        loss = loss + z_loss * lse.square()
+        loss = (1 - o.label_smoothing) * loss + o.label_smoothing * others.mean(-1)
+    if o.z_loss:
+        loss = loss + o.z_loss * lse.square()
     if lse_rest is not None:
         lse_rest.copy_(lost_of_lse(state, lse))
     return rows.losses(loss), lse
@@ -81,13 +84,9 @@ def backward(
     lse: Tensor,
     weight: Tensor | None = None,
     *,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    softcap: float | None = None,
-    scale: float = 1.0,
     lse_rest: Tensor | None = None,
     dlse: Tensor | None = None,
+    **options: Any,
 ) -> Tensor:
     """The gradient by the logits, in their shape and dtype (bfloat16 for fp8).
 
@@ -97,14 +96,15 @@ def backward(
         dlse: (...) gradient by lse; None: it has none. It reaches rows that do not count too.
         logits, target and the rest: as for `forward`.
     """
-    z = capped(logits, softcap, scale)
+    o = Options(**options)
+    z = capped(logits, o.softcap, o.scale)
     lse = lse.to(z.dtype)
     log_p = z - lse.unsqueeze(-1)
     share = torch.exp(log_p if lse_rest is None else log_p - lse_rest.unsqueeze(-1))
     p = torch.where(lse.unsqueeze(-1).isfinite(), share, math.nan)
-    options = (ignore_index, label_smoothing, z_loss)
-    dz = Upstream.of(dloss, dlse, p, lse, target, weight, *options).gradient(p)
-    return (slope(z, softcap, scale) * dz).to(result_dtype(logits.dtype))
+    above = Upstream.of(dloss, dlse, p, lse, target, weight, *o[:3])
+    dx = above.where_counted(slope(z, o.softcap, o.scale) * above.gradient(p))  # NaN is in z, too
+    return dx.to(result_dtype(logits.dtype))
 
 
 def forward_with_gradient(
@@ -113,24 +113,19 @@ def forward_with_gradient(
     dloss: Tensor,
     weight: Tensor | None = None,
     *,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    softcap: float | None = None,
-    scale: float = 1.0,
+    out: Tensor | None = None,
+    **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`forward` and `backward` in one, for a dloss (0-dim or of target's shape) known before."""
-    options: dict[str, Any] = {
-        "ignore_index": ignore_index,
-        "label_smoothing": label_smoothing,
-        "z_loss": z_loss,
-        "softcap": softcap,
-        "scale": scale,
-        "lse_rest": torch.empty(target.shape, dtype=sum_dtype(logits.dtype), device=logits.device),
-    }
+    """`forward` and `backward` in one, for a dloss (0-dim or of target's shape) known before.
+
+    out: of the gradient's shape and dtype, to be filled; it may be logits.
+    """
+    rest = torch.empty(target.shape, dtype=sum_dtype(logits.dtype), device=logits.device)
+    options["lse_rest"] = rest
     loss, lse = forward(logits, target, weight, **options)
     upstream = dloss.expand(target.shape)
-    return loss, lse, backward(upstream, logits, target, lse, weight, **options)
+    dx = backward(upstream, logits, target, lse, weight, **options)
+    return loss, lse, dx if out is None else out.copy_(dx)
 
 
 # ---- the parts, in differentiable operations
