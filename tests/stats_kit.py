@@ -27,7 +27,8 @@ def written_out(x: Tensor, target: Tensor, top_k: int, scale: float) -> Fields:
     at = torch.where(is_class, target, 0)[:, None]
     log_prob = torch.where(is_class, log_p.gather(1, at)[:, 0], NAN)
     rank = torch.where(is_class, 1 + (values > values.gather(1, at)).sum(-1), 0)
-    top = values.sort(dim=-1, descending=True, stable=True)[1][:, :top_k]
+    order = values.cpu().sort(dim=-1, descending=True, stable=True)[1]
+    top = order[:, :top_k].to(x.device)
     fields = [torch.logsumexp(z, -1), entropy, log_prob, rank, log_p.gather(1, top), top]
     return fields if top_k else fields[:4]
 

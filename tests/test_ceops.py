@@ -74,8 +74,8 @@ def test_a_kernel_that_cannot_run_says_why(what: str, in_forward: bool, kernel: 
 
 
 def test_a_row_too_long_for_registers(ran: list[str]) -> None:
-    x, target = torch.zeros(2, 51_201, dtype=torch.bfloat16), torch.tensor([0, 1])
-    with pytest.raises(ValueError, match="holds at most 51200 columns here; this row has 51201"):
+    x, target = torch.zeros(2, 131_073, dtype=torch.bfloat16), torch.tensor([0, 1])
+    with pytest.raises(ValueError, match="holds at most 131072 columns here; this row has 131073"):
         cross_entropy(x, target, kernel="registers")
     assert ran == []
 
@@ -122,13 +122,13 @@ def test_explain() -> None:
         return explain(*args, op="cross_entropy", **options).splitlines()
 
     lines = said(4096, 32_000)
-    assert lines[0].startswith("registers: a cluster of 8 blocks a row, ")
+    assert lines[0].startswith("registers: a cluster of 4 blocks a row, ")
     assert lines[0].endswith("vectors: one read")
     assert lines[1].startswith("  with grad_in_forward: registers: ")
     assert lines[-1] == "  not split: two kernels; the row fits in registers"
     lines = said(4096, 300_000, "bfloat16")
     assert lines[0].startswith("split: 300000 columns are past")
-    assert lines[-1].startswith("  not registers: registers holds at most 51200 columns here")
+    assert lines[-1].startswith("  not registers: registers holds at most 131072 columns here")
     lines = said(8, 1 << 20, "float16", "sm_80")
     assert lines[1].startswith("  with grad_in_forward: split, then the gradient: registers holds")
     assert lines[3].startswith("  nobody has measured sm_80")

@@ -115,10 +115,10 @@ def test_token_stats(arch: str) -> None:
     assert {file for file, _ in found} == {"tokenstats.cu", "tokenstats_backward.cu"}
     for file, symbol in found if measured else found[::5]:
         taken = jit.resources(file, symbol, arch)
-        # Four blocks share a multiprocessor; rows that are not whole words keep a few words aside.
-        allowed = 32 if "false" in symbol else 16
-        assert taken.stack_bytes <= allowed, f"{symbol} for {arch}: {taken}"
-        assert taken.registers <= (64 if measured else 128), f"{symbol} for {arch}: {taken}"
+        # Four blocks share a multiprocessor; three of floats whose words are shifted together.
+        room = 80 if "fold<float, 8, false" in symbol else 64
+        assert taken.stack_bytes <= 16, f"{symbol} for {arch}: {taken}"
+        assert taken.registers <= (room if measured else 128), f"{symbol} for {arch}: {taken}"
 
 
 @pytest.mark.parametrize("symbol", ["copy", "add", "read"])

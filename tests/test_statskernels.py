@@ -11,6 +11,7 @@ import torch
 from matrix_kit import FLOATS, LAYOUTS, needs_compiler
 from online_softmax import statskernels
 from online_softmax.cuda import host, launch, tokenstats_launch
+from online_softmax.cuda.tokenstats_launch import Upstream
 from online_softmax.plan import WARP
 from rows_kit import DEVICES, INF, NAN
 from stats_kit import NO_CLASS, among_nan, check, cuts, orders, run, work, written_out
@@ -172,3 +173,28 @@ def test_four_of_rows_that_are_not_normal() -> None:
     assert stats.top_log_probs[[0, 1, 3]].isnan().all()
     assert stats.top_log_probs[2, 3] == -INF
     check(stats[:6], written_out(x, torch.zeros(5, dtype=torch.int64), 4, 1.0))
+
+
+# ---- under the host sanitizers
+
+
+def test_sanitizers() -> None:
+    """Rows that end inside a word, behind them nothing; few elements that reach the bound, many,
+    and lists of several warps."""
+    launches = []
+    for cols, dtype, top_k in ((10003, torch.bfloat16, 20), (5003, torch.float32, 40)):
+        base = torch.randn(4 * cols + 1).to(dtype)
+        x = base[1:].view(4, cols)
+        x[2] = 1.0
+        x[3] = -INF
+        target = torch.tensor([0, cols - 1, NO_CLASS, 5])
+        row = tokenstats_launch.cut(cols, x.itemsize, 4, 2)
+        assert (row.parts, row.block) == (tokenstats_launch.MERGED + 1, 2 * WARP)
+        found, results = work(x, target, top_k, 1.0, row)
+        one = torch.ones(4)
+        upstream = Upstream(one, one, one)
+        tensors = (x, target, results.entropy, results.state, torch.empty_like(x))
+        launches += found + tokenstats_launch.backward(upstream, *tensors, 1.0, True)
+    for sanitizer in ("address,undefined", "thread"):
+        report = host.sanitize(launches, sanitizer=sanitizer)
+        assert report.ok, report.text

@@ -65,6 +65,10 @@ def numbers(op: str, matrix: Tensor, kernel: str = "") -> Row:
             return row
         kernel = row.kernel
     problem = _problem(matrix)
+    if op in rowplan.LOSSES:  # which have no record of their own
+        if why := rowplan.reasons(kernel, op, problem):
+            raise ValueError(f"{op}(): kernel {kernel!r} cannot run this: {'; '.join(why)}")
+        return rowplan.forced(kernel, op, problem.cols, problem.dtype, problem.arch)
     chosen: Row = catalogue.forced(kernel, problem, op).numbers(problem, op=op)
     return chosen
 

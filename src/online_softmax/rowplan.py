@@ -17,6 +17,7 @@ from online_softmax.plan import MAX_GRID, VECTOR_BYTES, WARP, Problem, ceil_div,
 from online_softmax.rowtables import (
     ALONE,
     CUTS,
+    FOLD_MOST,
     GROUP_BLOCK,
     LANDED_MOST,
     LANDED_VECTORS,
@@ -39,6 +40,8 @@ from online_softmax.rowtables import (
 FORWARD = ("softmax", "log_softmax")
 BACKWARD = ("softmax_backward", "log_softmax_backward")
 OPERATIONS = (*FORWARD, *BACKWARD, "logsumexp")
+# Cut as those, but for tables of their own; no records of the catalogue run them.
+LOSSES = {"cross_entropy": "logsumexp", "cross_entropy_in_forward": "forward"}
 ELEMENTWISE = ("logsumexp_backward",)  # on x as it lies: no cut of rows, no record
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 CLUSTER_ARCHES = ("sm_90a", "sm_100a")  # clusters of up to 16 blocks, bulk copies
@@ -108,7 +111,7 @@ def fit(
 
 def warps_kept(op: str, item: int, vectors: int) -> int:
     """Warps that a multiprocessor keeps: of 64 registers a thread, or of 128."""
-    small = 4 if op in BACKWARD else 8 if item == 2 or op == "logsumexp" else 6
+    small = 4 if op in BACKWARD else 8 if item == 2 or kind_of(op) == "logsumexp" else 6
     return 32 if vectors <= small else 16
 
 
@@ -151,8 +154,8 @@ def numbers(op: str, cols: int, dtype: str, arch: str) -> Row:
 
 
 def kind_of(op: str) -> str:
-    """The tables that an operation has: forward, backward or logsumexp."""
-    return "forward" if op in FORWARD else "backward" if op in BACKWARD else op
+    """The tables that an operation has, but for those of its own: forward, backward, logsumexp."""
+    return "forward" if op in FORWARD else "backward" if op in BACKWARD else LOSSES.get(op, op)
 
 
 def _in_registers(op: str, item: int, row: int, cut: Cut) -> Row:
@@ -205,6 +208,13 @@ def _cuts(op: str, item: int, arch: str, ragged: bool) -> Cuts:
     return cuts[op, item] if (op, item) in cuts else cuts[kind_of(op), item]
 
 
+def _by_name(op: str, item: int, arch: str) -> Cuts:
+    """The cuts of `registers` where it is asked for: those too that `split` beats."""
+    cuts = _cuts(op, item, arch, False)
+    is_fold = kind_of(op) == "logsumexp" and has_clusters(arch)
+    return (*cuts, FOLD_MOST) if is_fold and cuts[-1] < FOLD_MOST else cuts
+
+
 def forced(kernel: str, op: str, cols: int, dtype: str, arch: str) -> Row:
     """Numbers for a kernel by name, the planned ones if planned. `reasons` must have had none."""
     if (planned := numbers(op, cols, dtype, arch)).kernel == kernel:
@@ -217,7 +227,7 @@ def forced(kernel: str, op: str, cols: int, dtype: str, arch: str) -> Row:
         return streamed(row, op)
     if kernel == "registers":  # planned as something else: as many blocks as the widest rows have
         item = ITEM_BYTES[dtype]
-        widest = next(each for each in _cuts(op, item, arch, False) if row <= each[0])
+        widest = next(each for each in _by_name(op, item, arch) if row <= each[0])
         return replace(_in_registers(op, item, row, widest), why="asked for")
     vectors = LANDED_VECTORS[kind_of(op)]
     cluster = next(c for c in (1, 2, 4, 8, 16) if block_of(row, vectors, c) <= MAX_ROW_BLOCK)
@@ -226,7 +236,7 @@ def forced(kernel: str, op: str, cols: int, dtype: str, arch: str) -> Row:
 
 def most_cols(kernel: str, op: str, dtype: str, arch: str, multiprocessors: int = 0) -> int:
     """The columns that a kernel other than split can hold (multiprocessors 0: as the card has)."""
-    vectors = _cuts(op, ITEM_BYTES[dtype], arch, False)[-1][0]
+    vectors = _by_name(op, ITEM_BYTES[dtype], arch)[-1][0]
     if kernel == "streamed":
         vectors = most_streamed(streamed(1, op), op, arch, multiprocessors)
     if kernel == "landed":

@@ -34,6 +34,16 @@ CUTS: dict[tuple[str, int], Cuts] = {
     ("log_softmax", 4): _LOG_32,
     ("forward", 2): _FORWARD_16, ("forward", 4): _FORWARD_32, ("backward", 2): _BACKWARD,
     ("backward", 4): _BACKWARD, ("logsumexp", 2): _LSE_16, ("logsumexp", 4): _LSE_32,
+    # What a loss does beside makes blocks end at other times: no cluster's blocks wait for others
+    # where parts of a row will do.
+    ("cross_entropy", 2): _LSE_16[:2],
+    ("cross_entropy_in_forward", 2): (
+        *_FORWARD_16[:1], (512, 6, 1), (4096, 8, 1), (16384, 8, 8), (65536, 8, 16),
+    ),
+    ("cross_entropy_in_forward", 4): (
+        *_FORWARD_32[:1], (1024, 4, 1), (4096, 16, 1), (8192, 16, 2), (16384, 16, 4),
+        (32768, 16, 8), (65536, 16, 16),
+    ),
 }  # fmt: skip
 RAGGED: dict[tuple[str, int], Cuts] = {
     ("forward", 2): (
@@ -44,6 +54,11 @@ RAGGED: dict[tuple[str, int], Cuts] = {
     ("backward", 4): ((256, 4, 1), (512, 3, 1)),
     ("logsumexp", 2): _LSE_16,
     ("logsumexp", 4): ((512, 10, 1), (2048, 8, 1), *_LSE_32[2:]),
+    ("cross_entropy", 2): _LSE_16[:2],
+    ("cross_entropy", 4): ((512, 10, 1), (2048, 8, 1)),
+    ("cross_entropy_in_forward", 2): (
+        (256, 8, 1), (4096, 8, 1), (8192, 8, 8), (16384, 16, 8), (65536, 8, 16),
+    ),
 }  # fmt: skip
 # Ragged rows past their table land: a lane has 8 vectors of both tensors, a block about 8 warps.
 RAGGED_LANDED: Cuts = ((2048, 8, 1), (4096, 8, 2), (8192, 8, 4), (32768, 8, 8), (65536, 8, 16))
@@ -75,6 +90,7 @@ STREAMED_MOST = {"forward": 1 << 20, "backward": 1 << 19}
 STREAMED_CUT = {"forward": (256, 8), "backward": (256, 4)}
 STREAMED_ITEMS = 4  # parts a multiprocessor in all: with fewer, split's two launches end sooner
 GROUP_BLOCK = 128  # threads a block where a row has a warp or less: small blocks end soonest
+FOLD_MOST: Cut = (16384, 16, 8)  # the longest row that one read of registers folds
 # Parts of rows, two kernels: (vectors a lane, warps a part). With some 16 KB a part a few rows give
 # blocks enough; a fold alone does little with a byte, so that what each warp costs counts: 32 KB.
 SPLIT_CUT = 4, 8

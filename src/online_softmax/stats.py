@@ -38,7 +38,7 @@ def token_stats(
         target_log_prob: (...) log p of the target; None without a target.
         target_rank: (...) int64: 1 + the number of logits strictly greater than the target's.
         top_log_probs, top_indices: (..., top_k), the largest first, of equal logits the lower index
-            first; None for top_k = 0.
+            first, NaN before all others; None for top_k = 0.
         As with log_softmax, a token whose logits are all -inf, or hold +inf or NaN, has NaN in
         entropy and log-probabilities.
 

@@ -24,7 +24,7 @@ FILE, SPLIT_FILE = "crossentropy.cu", "crossentropy_split.cu"
 BACKWARD_FILE, SHARD_FILE = "crossentropy_backward.cu", "crossentropy_shard.cu"
 HARD, SMOOTH, WEIGHTED = range(3)  # crossentropy.cuh
 BACKWARD_BLOCK, BACKWARD_VECTORS = 64, 4  # threads; vectors a lane holds at most
-FOLD_OP, GRADIENT_OP = "logsumexp", "softmax"  # whose cuts the loss takes, and with the gradient
+FOLD_OP, GRADIENT_OP = "cross_entropy", "cross_entropy_in_forward"  # as rowplan.py knows them
 FIELDS, FIELDS_SMOOTH = 3, 5  # of a partial; crossentropy_shard.cu
 FINISH_BLOCK = 256  # threads: a warp a row
 
@@ -184,7 +184,9 @@ def shard_parts(cols: int, item_bytes: int) -> int:
 
 
 def _shard_cut(cols: int, item_bytes: int) -> Row:
-    return rowplan.split(rowplan.vectors_a_row(cols, item_bytes), "", SPLIT_CUTS[FOLD_OP])
+    return rowplan.split(
+        rowplan.vectors_a_row(cols, item_bytes), "", SPLIT_CUTS[rowplan.kind_of(FOLD_OP)]
+    )
 
 
 def fold_shard(

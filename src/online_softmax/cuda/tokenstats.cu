@@ -3,18 +3,21 @@
 // The parts follow from the columns alone, so a row has the same bits in any batch.
 #include "tokenstats_top.cuh"
 
-// Blocks that share a multiprocessor's registers. Before sm_90 16-bit floats are compared one by one,
-// and the words stand unpacked meanwhile.
+// Blocks that share a multiprocessor's registers. Words shifted together leave floats less room; and
+// before sm_90 bfloat16 elements are compared one by one, unpacked meanwhile.
+template <typename X, bool WHOLE>
+struct FoldBlocks {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-constexpr int FOLD_BLOCKS = 2;
+  static constexpr int COUNT = 2;
 #else
-constexpr int FOLD_BLOCKS = 4;
+  static constexpr int COUNT = sizeof(X) == 4 && !WHOLE ? 3 : 4;
 #endif
+};
 
 // A block has a part of a row, and reads it once; the elements written down a second time. Writes 16
 // bytes, and 8 for each of the first `count`.
 template <typename X, int VECTORS, int LIES, bool TARGET, bool FIRST>
-__global__ void __launch_bounds__(256, FOLD_BLOCKS)
+__global__ void __launch_bounds__(256, (FoldBlocks<X, LIES == WHOLE_WORDS>::COUNT))
     token_stats_fold(const X* x,              // (rows, cols) logits, rows x_row_stride apart
                      const int64_t* targets,  // (rows), if TARGET
                      Spread* spreads,         // (rows, parts) output

@@ -57,10 +57,17 @@ def cut(cols: int, item_bytes: int, vectors: int = VECTORS, warps: int = WARPS) 
     if words <= vectors * WARP:
         return Row("split", next_power_of_two(ceil_div(words, WARP)), 0, WARP)
     shares = ceil_div(words, vectors * WARP)
-    # The fewest warps without a share, among parts of about the same size.
-    a_part = min(range(max(warps - 2, 1), warps + 1), key=lambda n: (-shares % n, -n))
-    a_part = min(a_part, shares)
-    return Row("split", vectors, 0, a_part * WARP, parts=ceil_div(shares, a_part))
+
+    def cut_by(most: int) -> tuple[int, int]:
+        parts = ceil_div(shares, most)
+        return parts, ceil_div(shares, parts)
+
+    def cost(most: int) -> tuple[int, int]:  # warps without a share, more than a few; and parts
+        parts, a_part = cut_by(most)
+        return max(parts * a_part - shares - shares // 32, 0), parts
+
+    parts, a_part = cut_by(min(range(max(warps - 2, 1), warps + 1), key=cost))
+    return Row("split", vectors, 0, a_part * WARP, parts=parts)
 
 
 def groups(row: Row, count: int) -> int:

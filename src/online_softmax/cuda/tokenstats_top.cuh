@@ -120,10 +120,11 @@ struct First {
         return {middle, middle, 0};
       middle = low + (high - low) / 2;
     }
-    // A word has 8 elements at most, far fewer than what lies between the two bounds.
+    // A word has 8 elements at most, far fewer than what lies between the two counts, so one of the
+    // words is found before from and to are neighbours.
     int from = 0, to = WORDS * warp_count();
 #pragma unroll 1
-    for (;;) {
+    while (to - from > 1) {
       const int word = from + (to - from) / 2;
       const int reached = total({high, low, word});
       if (reached > FIRST_CAPACITY)
@@ -133,6 +134,7 @@ struct First {
       else
         return {high, low, word};
     }
+    return {high, low, to};
   }
 
   __device__ __forceinline__ void write_down(const Marks<S>& marks) const {
