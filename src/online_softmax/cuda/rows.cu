@@ -4,9 +4,8 @@
 #include "rows.cuh"
 
 template <typename X, typename Y, int VECTORS, int LANES, int LIES, bool STREAM, typename Emit>
-__global__ void __launch_bounds__(512, VECTORS > 8 || (VECTORS == 8 && LIES != WHOLE_WORDS && LANES)
-                                           ? 1
-                                           : 2)
+__global__ void __launch_bounds__(
+    512, VECTORS > 8 || (VECTORS == 8 && (LIES == APART || (LIES == ALIKE && LANES))) ? 1 : 2)
     rows_in_registers(const X* x,  // (rows, cols) input, rows x_row_stride apart
                       Y* y,        // (rows, cols) output, contiguous; or (rows)
                       int64_t rows, int64_t cols, int64_t x_row_stride, float scale,
@@ -43,7 +42,7 @@ __global__ void __launch_bounds__(512, VECTORS > 8 || (VECTORS == 8 && LIES != W
 }
 
 template <typename X, int VECTORS, int LANES, int LIES, bool STREAM, typename Backward>
-__global__ void __launch_bounds__(512, VECTORS > 4 || (VECTORS == 4 && LIES == APART) ? 1 : 2)
+__global__ void __launch_bounds__(512, VECTORS > 4 || LIES == APART ? 1 : 2)
     rows_in_registers_backward(const X* dy,  // (rows, cols) gradient of y, rows dy_row_stride apart
                                const X* y,   // (rows, cols), contiguous
                                X* dx,        // (rows, cols) gradient of x, contiguous

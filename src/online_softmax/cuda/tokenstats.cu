@@ -10,7 +10,7 @@ struct FoldBlocks {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
   static constexpr int COUNT = 2;
 #else
-  static constexpr int COUNT = sizeof(X) == 4 && !WHOLE ? 3 : 4;
+  static constexpr int COUNT = WHOLE ? 4 : 3;
 #endif
 };
 
