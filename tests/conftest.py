@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from online_softmax.lab.results import Run
 
 KITS = (
+    "attention_kit",
+    "attention_triton_kit",
     "bench_kit",
     "cli_kit",
     "host_kit",

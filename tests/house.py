@@ -110,6 +110,7 @@ LEVELS = {
     "outerplan": 2,
 }
 LEVELS |= {
+    "attentionplan": 2,
     "rowsweep": 2.5,
     "rowchoice": 2.5,
     "invariance": 3,
@@ -130,11 +131,14 @@ LEVELS |= {
     "rowops": 6,
     "arguments": 6,
     "ceops": 6.2,
+    "attentionops": 6.2,
     "celoss": 6.3,
     "linearops": 6.4,
     "lossarguments": 6.5,
+    "attentionarguments": 6.6,
     "library": 7,
     "api": 8,
+    "attentions": 8,
     "losses": 8,
     "linear": 8.5,
     "stats": 8,

@@ -87,7 +87,7 @@ def test_imports_point_down():
     paths = [(path.relative_to(PACKAGE).as_posix(), path) for path in PACKAGE.rglob("*.py")]
     assert {path: wrong for path, p in paths if (wrong := upward(path, p.read_text()))} == {}
     decisions = ("arches", "plan", "ring", "rowtables", "rowplan", "outerplan")
-    decisions += ("rowchoice", "rowsweep")
+    decisions += ("rowchoice", "rowsweep", "attentionplan")
     for file in decisions:  # the standard library alone, and each other
         for name in imported((PACKAGE / f"{file}.py").read_text()):
             top, _, rest = name.partition(".")
@@ -130,14 +130,15 @@ assert online_softmax.jit.Unavailable.__module__ == "online_softmax.jit_compile"
 print(json.dumps(new))
 """
 OWN = """
-    __init__ api arches arguments catalogue ceblocks cecalls cekernels celoss ceops cereduce
-    cuda.__init__ cuda.launch explanation invariance library.__init__ library.calculus
-    library.eager library.linear_routes library.linear_traced library.loss_calculus
-    library.loss_eager library.loss_routes library.loss_traced library.operations
-    library.override library.private library.routes library.stats library.traced linear
-    linearops linearplan lossarguments losses nn plan reference.__init__ reference.cross_entropy
-    reference.online reference.ops reference.shards ring rowcalls rowchoice rowkernels rowops
-    rowplan rowtables shardkernels stats statskernels
+    __init__ api arches arguments attentionarguments attentionops attentionplan attentions
+    catalogue ceblocks cecalls cekernels celoss ceops cereduce cuda.__init__ cuda.launch
+    explanation invariance library.__init__ library.attention library.calculus library.eager
+    library.linear_routes library.linear_traced library.loss_calculus library.loss_eager
+    library.loss_routes library.loss_traced library.operations library.override library.private
+    library.routes library.stats library.traced linear linearops linearplan lossarguments losses
+    nn plan reference.__init__ reference.attention reference.cross_entropy reference.online
+    reference.ops reference.outputs reference.packed reference.shards ring rowcalls rowchoice
+    rowkernels rowops rowplan rowtables shardkernels stats statskernels
 """
 
 
@@ -251,6 +252,7 @@ def test_documents_are_what_the_generator_writes():
     [
         "",
         ".api",
+        ".attentions",
         ".explanation",
         ".invariance",
         ".library.override",
@@ -264,6 +266,8 @@ def test_documents_are_what_the_generator_writes():
         ".rowchoice",
         ".reference.online",
         ".reference.ops",
+        ".reference.outputs",
+        ".attentionplan",
         ".lab.trace",
         ".lab.arguments",
         ".lab.benchplot",

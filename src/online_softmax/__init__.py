@@ -10,6 +10,7 @@ from typing import Any
 
 from online_softmax import nn
 from online_softmax.api import log_softmax, logsumexp, softmax
+from online_softmax.attentions import attention, attention_state, attention_varlen
 from online_softmax.catalogue import KERNELS
 from online_softmax.explanation import explain
 from online_softmax.invariance import batch_invariant
@@ -17,18 +18,25 @@ from online_softmax.library import override_torch
 from online_softmax.linear import linear_cross_entropy
 from online_softmax.losses import cross_entropy
 from online_softmax.reference.online import State
+from online_softmax.reference.outputs import OutputState, merge, merge_outputs
 from online_softmax.stats import token_stats
 
 __version__ = "0.1.0"
 __all__ = [
     "KERNELS",
+    "OutputState",
     "State",
+    "attention",
+    "attention_state",
+    "attention_varlen",
     "batch_invariant",
     "cross_entropy",
     "explain",
     "linear_cross_entropy",
     "log_softmax",
     "logsumexp",
+    "merge",
+    "merge_outputs",
     "nn",
     "override_torch",
     "softmax",

@@ -8,6 +8,7 @@ tensors, has the same four beside them: `loss_routes`, `loss_eager`, `loss_trace
 `override` puts our kernels beneath torch's own functions. `private` has the private names of torch.
 """
 
+from online_softmax.library.attention import attention
 from online_softmax.library.linear_routes import of_linear
 from online_softmax.library.loss_calculus import LossOptions
 from online_softmax.library.loss_routes import of_classes, of_probabilities
@@ -21,6 +22,7 @@ __all__ = [
     "TokenStats",
     "again",
     "along",
+    "attention",
     "logsumexp",
     "of_classes",
     "of_linear",

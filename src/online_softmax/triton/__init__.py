@@ -13,7 +13,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ WARP = 32
 PROGRAM = """
 import sys
 sys.path = [folder for folder in sys.path if folder]
-from online_softmax.triton import answer
+from {module} import answer
 answer()
 """
 
@@ -74,24 +74,30 @@ def compile_all(builds: Sequence[Build]) -> list[jit.Resources | str]:
 @functools.lru_cache(maxsize=64)
 def _answers(builds: tuple[Build, ...]) -> tuple[jit.Resources | str, ...]:
     questions = [{**asdict(build), "dtype": TRITON_TYPE[build.dtype]} for build in builds]
-    answers: list[jit.Resources | str] = []
-    while len(answers) < len(builds):
-        given, last_words = _ask(questions[len(answers) :])
+    answers = ask_all(__name__, questions, [f"{b.kernel} for {b.arch}" for b in builds])
+    return tuple(a if isinstance(a, str) else jit.Resources(**a) for a in answers)
+
+
+def ask_all(module: str, questions: list[dict[str, Any]], names: Sequence[str]) -> list[Any]:
+    """What `answer` of a module makes of each question in a process of its own; a sentence, with
+    the question's name, where Triton dies of it."""
+    answers: list[Any] = []
+    while len(answers) < len(questions):
+        given, last_words = _ask(module, questions[len(answers) :])
         if given is None:
-            return (f"Triton does not start here: {last_words}",) * len(builds)
-        answers += [a if isinstance(a, str) else jit.Resources(**a) for a in given]
-        if last_words and len(answers) < len(builds):  # LLVM aborts on what it cannot translate
-            build = builds[len(answers)]
-            answers.append(f"Triton died of {build.kernel} for {build.arch}: {last_words}")
-    return tuple(answers)
+            return [f"Triton does not start here: {last_words}"] * len(questions)
+        answers += given
+        if last_words and len(answers) < len(questions):  # LLVM aborts on what it cannot translate
+            answers.append(f"Triton died of {names[len(answers)]}: {last_words}")
+    return answers
 
 
-def _ask(questions: list[dict[str, Any]]) -> tuple[list[Any] | None, str]:
+def _ask(module: str, questions: list[dict[str, Any]]) -> tuple[list[Any] | None, str]:
     """Answers from a process of its own, None if it did not start; its last words if it died."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     environment.pop("TRITON_INTERPRET", None)
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, "-c", PROGRAM.format(module=module)],
         input=json.dumps(questions),
         capture_output=True,
         text=True,
@@ -106,7 +112,7 @@ def _ask(questions: list[dict[str, Any]]) -> tuple[list[Any] | None, str]:
 # ---- in that process
 
 
-def answer() -> None:
+def answer(figures: Callable[..., Any] | None = None) -> None:
     """Questions from standard input; answers to standard output, a line each. For `_ask` alone."""
     from online_softmax.triton import rows  # noqa: F401
 
@@ -114,24 +120,16 @@ def answer() -> None:
     os.dup2(2, 1)  # whatever else prints does not come between
     print(json.dumps("started"), file=out, flush=True)
     for question in json.load(sys.stdin):
-        print(json.dumps(_figures(**question)), file=out, flush=True)
+        print(json.dumps((figures or _figures)(**question)), file=out, flush=True)
 
 
 def _figures(
     kernel: str, dtype: str, arch: str, block: int, num_warps: int, emits: str, is_whole: bool
 ) -> dict[str, int] | str:
-    import contextlib
-    import io
-
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource, CompilationError
-    from triton.errors import TritonError
+    from triton.compiler import ASTSource
 
     from online_softmax.triton import rows
 
-    triton.knobs.compilation.always_compile = True  # a cached kernel has no log
-    triton.knobs.nvidia.dump_ptxas_log = True
     function = rows.KERNELS[kernel]
     types = {"x_ptr": f"*{dtype}", "y_ptr": f"*{dtype}", "EMIT": "constexpr", "LANES": "constexpr"}
     names = [parameter.name for parameter in function.params]
@@ -144,13 +142,26 @@ def _figures(
         if n in aligned and n not in constants
     }
     source = ASTSource(function, signature, constexprs=constants, attrs=attributes)
+    return built(source, kernel, arch, {"num_warps": num_warps, **rows.OPTIONS})
+
+
+def built(source: Any, kernel: str, arch: str, options: dict[str, Any]) -> dict[str, int] | str:
+    """What a kernel takes, compiled from its source here; a sentence if it does not compile."""
+    import contextlib
+    import io
+
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import CompilationError
+    from triton.errors import TritonError
+
+    triton.knobs.compilation.always_compile = True  # a cached kernel has no log
+    triton.knobs.nvidia.dump_ptxas_log = True
     target = GPUTarget("cuda", int(re.sub(r"\D", "", arch)), WARP)
     log = io.StringIO()
     try:
         with contextlib.redirect_stdout(log):
-            built: Any = triton.compile(
-                source, target=target, options={"num_warps": num_warps, **rows.OPTIONS}
-            )
+            made: Any = triton.compile(source, target=target, options=options)
     except (TritonError, RuntimeError, ValueError, AssertionError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         reason = lines[-1 if isinstance(error, CompilationError) else 0]  # it quotes source first
@@ -166,5 +177,5 @@ def _figures(
         "stack_bytes": stack,
         "spill_store_bytes": stores,
         "spill_load_bytes": loads,
-        "shared_bytes": built.metadata.shared,
+        "shared_bytes": made.metadata.shared,
     }

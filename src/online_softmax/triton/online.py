@@ -12,16 +12,20 @@ import triton.language as tl
 
 INF = tl.constexpr(float("inf"))
 LOG2_E = tl.constexpr(1.4426950408889634)  # exp(x) = 2^(x LOG2_E)
+LN_2 = tl.constexpr(0.6931471805599453)  # a score in base 2 times this is in natural units
 
 
 @triton.jit
-def exponential(x: tl.tensor) -> tl.tensor:
+def exponential(x: tl.tensor, IS_BASE_2: tl.constexpr = False) -> tl.tensor:
     """exp(x) as one multiplication and the hardware's 2^x, where results under 2^-126 become 0.
 
     tl.exp keeps those, for three more instructions an element. The caller subtracts the maximum
-    first, so the maximum's own term is exactly 1.
+    first, so the maximum's own term is exactly 1. IS_BASE_2: x was multiplied by LOG2_E before.
     """
-    return tl.exp2(x * LOG2_E)
+    if IS_BASE_2:
+        return tl.exp2(x)
+    else:  # noqa: RET505
+        return tl.exp2(x * LOG2_E)
 
 
 @triton.jit
@@ -61,19 +65,19 @@ def lift(x: tl.tensor) -> tl.tuple:
 
 
 @triton.jit
-def weight(part: tl.tensor, m: tl.tensor) -> tl.tensor:
+def weight(part: tl.tensor, m: tl.tensor, IS_BASE_2: tl.constexpr = False) -> tl.tensor:
     """exp(part - m), and 1 where they are equal, so that equal infinities are never subtracted.
 
     The only place where two maxima meet in a subtraction.
     """
-    return exponential(tl.where(part == m, 0.0, part - m))
+    return exponential(tl.where(part == m, 0.0, part - m), IS_BASE_2)
 
 
 @triton.jit
-def join(m_a: tl.tensor, m_b: tl.tensor) -> tl.tuple:
+def join(m_a: tl.tensor, m_b: tl.tensor, IS_BASE_2: tl.constexpr = False) -> tl.tuple:
     """Two maxima -> their maximum, and what each part counts for from now on."""
     m = maximum(m_a, m_b)
-    return m, weight(m_a, m), weight(m_b, m)
+    return m, weight(m_a, m, IS_BASE_2), weight(m_b, m, IS_BASE_2)
 
 
 @triton.jit
@@ -107,10 +111,29 @@ def absorb(m: tl.tensor, d: tl.tensor, xs: tl.tuple) -> tl.tuple:
 
 
 @triton.jit
-def merge_lanes(m: tl.tensor, d: tl.tensor, LANES: tl.constexpr) -> tl.tuple:
+def absorb_tile(m: tl.tensor, d: tl.tensor, z: tl.tensor, factor: tl.tensor) -> tl.tuple:
+    """The states of rows with a tile of scores, in base 2: attention's inner loop.
+
+    z: (rows, columns); z times factor, above 0, is a score times LOG2_E. The product is rounded
+    once, for the maximum; each element's exponent is one multiply-add from it. All weights and
+    sums are relative to that m, so where it was rounded to does not matter.
+
+    Returns (m, d, p, w): p = exp(score - m) of each element, and what was summed before the tile
+    counts w for from now on.
+    """
+    m, w, _ = join(m, row_max(z, 1) * factor, True)
+    shift = tl.where(m == -INF, 0.0, m)
+    p = exponential(tl.fma(z, factor, -shift[:, None]), True)
+    return m, d * w + tl.sum(p, 1), p, w
+
+
+@triton.jit
+def merge_lanes(
+    m: tl.tensor, d: tl.tensor, LANES: tl.constexpr, IS_BASE_2: tl.constexpr = False
+) -> tl.tuple:
     """LANES states -> one: the common maximum first, so one exponential a lane, not two a merge."""
     m_row = row_max(m)
-    return m_row, row_sum(d * weight(m, m_row), LANES)
+    return m_row, row_sum(d * weight(m, m_row, IS_BASE_2), LANES)
 
 
 @triton.jit

@@ -1,0 +1,134 @@
+"""Attention's options as numbers, and the sizes of its tiles. Standard library only.
+
+What is chosen here follows from dtype, head_dim, lengths and architecture, never from the batch, so
+that a sequence keeps its bits whatever else is computed beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from online_softmax.arches import ARCHES, DEFAULT_ARCH, KIB
+from online_softmax.plan import ceil_div, next_power_of_two
+
+
+class Options(NamedTuple):
+    """What attention depends on beside its tensors, in the order of the op's arguments.
+
+    Query i stands at key i + diagonal and sees the keys from `left` before to `right` behind it.
+    """
+
+    max_q: int  # the longest sequence of queries where sequences are packed; else 0
+    max_k: int
+    scale: float | None  # multiplies q k; None: 1 / sqrt(head_dim)
+    left: int  # keys before a query's own that it sees; -1: all
+    right: int  # keys behind it; -1: all. 0 is causal
+    top_left: bool  # query 0 stands at key 0; else the last query at the last key
+    softcap: float | None
+    nan_empty: bool  # the output of a query that sees no key: NaN, else 0
+
+    def scale_for(self, head_dim: int) -> float:
+        return head_dim**-0.5 if self.scale is None else self.scale
+
+    def diagonal(self, q_len: int, k_len: int) -> int:
+        return 0 if self.top_left else k_len - q_len
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Launch numbers of one kernel."""
+
+    block_q: int  # queries a program owns or steps over
+    block_k: int  # keys
+    warps: int
+    stages: int  # tiles under way
+
+
+MAX_HEAD_DIM = 256
+FLOAT32_BYTES = 4
+MIN_DIM = 16  # tensor cores multiply no less
+MAX_DECODE_QUERIES = 16
+
+# By the smallest shared memory of a block, then by the largest padded head_dim. First numbers, from
+# what the assembler says (tests hold registers and shared memory), not from a clock: the largest
+# tiles whose stages fit and that spill little or nothing.
+_FORWARD = {
+    227 * KIB: {64: Tiles(128, 128, 8, 3), 128: Tiles(128, 128, 8, 2), 256: Tiles(128, 64, 8, 2)},
+    163 * KIB: {64: Tiles(128, 64, 4, 3), 128: Tiles(128, 64, 8, 3), 256: Tiles(64, 64, 8, 2)},
+    0: {64: Tiles(64, 64, 4, 2), 128: Tiles(64, 64, 4, 2), 256: Tiles(64, 32, 8, 1)},
+}
+_BY_KEYS = {
+    227 * KIB: {64: Tiles(32, 128, 8, 2), 128: Tiles(32, 128, 8, 2), 256: Tiles(16, 32, 4, 1)},
+    163 * KIB: {64: Tiles(32, 128, 8, 2), 128: Tiles(32, 64, 8, 2), 256: Tiles(16, 64, 8, 1)},
+    0: {64: Tiles(32, 64, 4, 2), 128: Tiles(32, 64, 8, 1), 256: Tiles(16, 32, 4, 1)},
+}
+_BY_QUERIES = {
+    227 * KIB: {64: Tiles(128, 64, 8, 2), 128: Tiles(128, 64, 8, 2), 256: Tiles(128, 32, 8, 1)},
+    163 * KIB: {64: Tiles(128, 64, 8, 2), 128: Tiles(128, 32, 8, 2), 256: Tiles(64, 32, 8, 1)},
+    0: {64: Tiles(64, 32, 4, 2), 128: Tiles(64, 32, 8, 1), 256: Tiles(32, 16, 4, 1)},
+}
+# The gradient of a bias asks for what by_queries does, without its accumulator.
+_TABLES = {
+    "forward": _FORWARD, "by_keys": _BY_KEYS, "by_queries": _BY_QUERIES, "bias": _BY_QUERIES
+}  # fmt: skip
+# float32 anywhere: products in three steps hold each operand twice.
+_WIDE = {
+    "forward": {64: Tiles(64, 32, 8, 1), 128: Tiles(32, 32, 8, 1), 256: Tiles(16, 16, 8, 1)},
+    "by_keys": {64: Tiles(32, 32, 8, 1), 128: Tiles(16, 16, 8, 1), 256: Tiles(16, 16, 8, 1)},
+    "by_queries": {64: Tiles(32, 32, 8, 1), 128: Tiles(32, 16, 8, 1), 256: Tiles(16, 16, 8, 1)},
+}
+_WIDE["bias"] = _WIDE["by_queries"]
+
+# Keys of a part, by the most keys: short enough that one sequence of 8 heads makes a block for
+# each multiprocessor from 4,096 keys on, and never more than 128 parts to merge.
+_PART_KEYS = ((8192, 256), (65536, 512))
+MAX_PARTS = 128
+
+
+def tiles(kernel: str, arch: str, item_bytes: int, dim: int) -> Tiles:
+    """The launch numbers of a kernel: "forward", "by_keys", "by_queries" or "bias".
+
+    Args:
+        arch: "sm_90a"; one that is not known counts as the default.
+        item_bytes: of an element of q, k and v.
+        dim: the larger of the padded dims of q and v.
+
+    >>> tiles("forward", "sm_90a", 2, 128)
+    Tiles(block_q=128, block_k=128, warps=8, stages=2)
+    """
+    if item_bytes == FLOAT32_BYTES:
+        table = _WIDE[kernel]
+    else:
+        shared = ARCHES.get(arch, ARCHES[DEFAULT_ARCH]).shared_bytes_block
+        table = _TABLES[kernel][max(least for least in _TABLES[kernel] if least <= shared)]
+    return table[min(limit for limit in table if limit >= dim)]
+
+
+def padded(dim: int) -> int:
+    """head_dim as the kernels hold it: a power of two."""
+    return max(next_power_of_two(dim), MIN_DIM)
+
+
+def part_keys(k_len: int) -> int:
+    """Keys of each part that a short row of queries is cut into, by the number of keys alone.
+
+    >>> [(n, -(-n // part_keys(n))) for n in (256, 4096, 65536, 1 << 20)]
+    [(256, 1), (4096, 16), (65536, 128), (1048576, 128)]
+    """
+    for limit, keys in _PART_KEYS:
+        if k_len <= limit:
+            return keys
+    return next_power_of_two(ceil_div(k_len, MAX_PARTS))
+
+
+def decode(item_bytes: int, dim: int, rows: int) -> Tiles:
+    """The launch numbers where a few queries read many keys.
+
+    Args:
+        rows: queries of all heads that share keys.
+    """
+    block_q = min(max(next_power_of_two(rows), MIN_DIM), 64)
+    if item_bytes == FLOAT32_BYTES:
+        return Tiles(min(block_q, 32), 32 if dim <= 128 else 16, 8, 1)
+    return Tiles(block_q, 64, 4, 3) if dim <= 128 else Tiles(block_q, 32, 4, 2)

@@ -1,0 +1,248 @@
+"""The recurrence with an output: (m, d, o), what attention keeps of the keys it has seen.
+
+o is the sum of exp(x - m) v, where d is the sum of exp(x - m): a weighted sum beside its weights.
+Both are rescaled alike when m rises, so parts merge as in online.py, and o / d is the output.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from online_softmax.reference import online
+from online_softmax.reference.online import STATE_DTYPE, State, join
+
+LOG = {"e": 1.0, "2": math.log(2.0)}  # by base: the natural logarithm of it
+
+
+class OutputState(NamedTuple):
+    """The summary of rows of scores, each score with a vector of its own.
+
+    Attributes:
+        m: the maximum of a row's scores, in natural units; float32 or float64, any shape.
+        d: the sum of exp(x - m), of m's shape and dtype.
+        o: the sum of exp(x - m) v, not divided by d: m's shape and one dimension more, m's dtype.
+            Where m is not finite, d and o mean nothing and nothing reads them.
+
+    >>> x, v = torch.tensor([1.0, 5.0, 3.0]), torch.tensor([[1.0], [2.0], [3.0]])
+    >>> whole = OutputState.of(x, v)
+    >>> halves = OutputState.of(x[:1], v[:1]).merge(OutputState.of(x[1:], v[1:]))
+    >>> whole.output(), halves.output()
+    (tensor([2.1014]), tensor([2.1014]))
+    """
+
+    m: Tensor
+    d: Tensor
+    o: Tensor
+
+    @classmethod
+    def empty(
+        cls,
+        shape: int | Sequence[int],
+        dim: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+    ) -> OutputState:
+        """The state of no scores, which merges with any other and leaves it as it is.
+
+        Args:
+            shape: one element for each row.
+            dim: the length of an output vector.
+            dtype: float32 or float64. Anything else raises NotImplementedError.
+            device: torch's current default if None.
+        """
+        m, d = online.empty(shape, dtype, device)
+        return cls(m, d, d.new_zeros((*d.shape, dim)))
+
+    @classmethod
+    def of(cls, x: Tensor, v: Tensor) -> OutputState:
+        """The state of each row of scores, with the vectors that they weigh.
+
+        Args:
+            x: (..., rows, keys), or (keys,); float16, bfloat16, float32 or float64.
+            v: (..., keys, dim), of x's dtype; its leading dimensions broadcast with x's.
+
+        Raises what `State.of` raises, and torch's RuntimeError if the shapes do not match.
+        """
+        m, d = State.of(x)
+        v = v.to(m.dtype)
+        shift = torch.where(m == -math.inf, 0.0, m)
+        with without_autocast(x.device.type):
+            return cls(m, d, torch.exp(x.to(m.dtype) - shift.unsqueeze(-1)) @ v)
+
+    def merge(self, *others: OutputState) -> OutputState:
+        """The state of all the parts together; any number of them, in any order.
+
+        RuntimeError if they differ in shape, dtype or device.
+        """
+        return _merge_outputs((self, *others))
+
+    def lse(self) -> Tensor:
+        """Natural logarithm of the sum of exponentials, as `State.lse`."""
+        return online.lse(State(self.m, self.d))
+
+    def output(self, empty: Literal["zero", "nan"] = "zero") -> Tensor:
+        """o / d, of o's shape and dtype: the vectors' mean, each counting as much as exp(x).
+
+        Where nothing was summed or all scores were -inf: 0, or NaN for empty="nan". NaN where m is
+        +inf or NaN.
+        """
+        if empty not in ("zero", "nan"):
+            raise ValueError(f'output(): empty must be "zero" or "nan", got {empty!r}')
+        m = self.m.unsqueeze(-1)
+        is_empty = m == -math.inf
+        # Dividing by 1 there instead of 0 keeps the gradient free of NaN.
+        d = torch.where(is_empty, 1.0, self.d.unsqueeze(-1))
+        output = torch.where(m.isfinite(), self.o / d, math.nan)
+        return torch.where(is_empty, 0.0 if empty == "zero" else math.nan, output)
+
+
+def merge(*states: State | OutputState) -> State | OutputState:
+    """The state of several parts together, with or without outputs.
+
+    Args:
+        states: one or more, all of one kind, shape, dtype and device. Empty ones change nothing.
+
+    Returns:
+        A state of that kind. m is exact, whatever the order; d and o are within rounding.
+
+    Raises:
+        TypeError: none is given, one is no state, or they are of two kinds.
+        RuntimeError: they differ in shape, dtype or device.
+
+    Example:
+        >>> merge(State.of(torch.tensor([1.0, 5.0, 3.0])), State.of(torch.tensor([9.0, 2.0])))
+        State(m=tensor(9.), d=tensor(1.0220))
+    """
+    for position, state in enumerate(states, 1):
+        if not isinstance(state, (State, OutputState)):
+            wanted = "a State or an OutputState"
+            raise TypeError(f"merge(): argument {position} must be {wanted}, got {_kind(state)}")
+        if type(state) is not type(states[0]):
+            raise TypeError(
+                f"merge(): states must be of one kind; argument 1 is {_kind(states[0])}, argument "
+                f"{position} is {_kind(state)}"
+            )
+    if states and isinstance(states[0], OutputState):
+        return _merge_outputs(states)  # type: ignore[arg-type]
+    return online.merge(*states)  # type: ignore[arg-type]
+
+
+def merge_outputs(*pairs: tuple[Tensor, Tensor], base: Literal["e", "2"]) -> tuple[Tensor, Tensor]:
+    """The output and log-sum-exp of several parts of the keys together.
+
+    These pairs are what inference engines keep of attention over a part of the keys: a prefix that
+    several requests share, for example. Some count lse in base 2: it cannot be told from the
+    numbers, so it has to be said.
+
+    Args:
+        pairs: one or more (out, lse). out: (..., dim), divided already; float16, bfloat16, float32
+            or float64. lse: (...), float32 or float64: the logarithm of the sum of exponentials;
+            -inf where the part has no key, and out counts for nothing there, whatever it holds.
+        base: of the logarithm, "e" or "2", in all pairs and in the result.
+
+    Returns:
+        (out, lse) of the whole, in the dtypes of the first pair; out is 0 and lse -inf where no
+        part has a key. Differentiable.
+
+    Raises:
+        TypeError: no pair is given, or something in one is no tensor.
+        ValueError: base is neither "e" nor "2", or a pair is not of two.
+        RuntimeError: shapes, dtypes or devices do not match.
+
+    Example:
+        >>> first = torch.tensor([1.0]), torch.tensor(8.0)
+        >>> merge_outputs(first, (torch.tensor([-1.0]), torch.tensor(4.1)), base="e")
+        (tensor([0.9603]), tensor(8.0200))
+    """
+    if base not in LOG:
+        raise ValueError(f'merge_outputs(): base must be "e" or "2", got {base!r}')
+    _check_pairs(pairs)
+    # float64, so that a change of base and back leaves every float32 as it was.
+    maxima = [lse.double() * LOG[base] for _, lse in pairs]
+    m, d = online.merge(*(State(part, torch.ones_like(part)) for part in maxima))
+    wide = STATE_DTYPE[pairs[0][0].dtype]
+    o = sum(
+        _counted(out.to(wide), part) * _beside(join(part, m)[1].to(wide))
+        for (out, _), part in zip(pairs, maxima, strict=True)
+    )
+    whole = OutputState(m.to(wide), d.to(wide), o)  # type: ignore[arg-type]
+    lse = online.lse(State(m, d)) / LOG[base]
+    return whole.output().to(pairs[0][0].dtype), lse.to(pairs[0][1].dtype)
+
+
+def without_autocast(device: str) -> AbstractContextManager[object]:
+    """Products are in the dtype of their operands, whatever autocast would make of them."""
+    if device == "meta" or not torch.is_autocast_enabled(device):
+        return nullcontext()
+    return torch.autocast(device, enabled=False)
+
+
+# ---- the parts
+
+
+def _merge_outputs(states: Iterable[OutputState]) -> OutputState:
+    """The maximum of all first, so that each o is read once and multiplied once."""
+    parts = tuple(states)
+    m, d = online.merge(*(State(part.m, part.d) for part in parts))
+    for position, part in enumerate(parts, 1):
+        given, wanted = part.o, (*m.shape, *parts[0].o.shape[-1:])
+        if given.shape != wanted or given.dtype != m.dtype or given.device != m.device:
+            raise RuntimeError(
+                f"merge(): o of argument {position} must have shape {tuple(wanted)}, {m.dtype} and "
+                f"be on {m.device}, got {tuple(given.shape)}, {given.dtype} on {given.device}"
+            )
+    o = sum(_counted(part.o, part.m) * _beside(join(part.m, m)[1]) for part in parts)
+    return OutputState(m, d, o)  # type: ignore[arg-type]
+
+
+def _counted(o: Tensor, m: Tensor) -> Tensor:
+    """o where something was summed, else 0: it may hold anything there, and 0 NaN is NaN."""
+    return torch.where(_beside(m) == -math.inf, 0.0, o)
+
+
+def _beside(value: Tensor) -> Tensor:
+    return value.unsqueeze(-1)
+
+
+def _kind(state: object) -> str:
+    return type(state).__name__
+
+
+def _check_pairs(pairs: tuple[tuple[Tensor, Tensor], ...]) -> None:
+    if not pairs:
+        raise TypeError("merge_outputs() takes at least one pair (out, lse)")
+    for position, pair in enumerate(pairs, 1):
+        where = f"merge_outputs(): pair {position}"
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise ValueError(f"{where} must be (out, lse), got {_kind(pair)}")
+        for each in pair:
+            if not isinstance(each, Tensor):
+                raise TypeError(f"{where} must hold two Tensors, got {_kind(each)}")
+        out, lse = pair
+        if out.dtype not in STATE_DTYPE or lse.dtype not in STATE_DTYPE.values():
+            raise RuntimeError(
+                f"{where} must be of a float type, its lse float32 or float64, got {out.dtype} and "
+                f"{lse.dtype}"
+            )
+        if out.shape[:-1] != lse.shape or out.dim() != lse.dim() + 1:
+            raise RuntimeError(
+                f"{where}: lse must have out's shape without its last dimension, got out "
+                f"{tuple(out.shape)}, lse {tuple(lse.shape)}"
+            )
+        first = pairs[0]
+        if any(
+            a.shape != b.shape or a.dtype != b.dtype or a.device != b.device
+            for a, b in zip(pair, first, strict=True)
+        ):
+            raise RuntimeError(
+                f"{where} must have the shapes, dtypes and device of the first: out "
+                f"{tuple(first[0].shape)} {first[0].dtype} on {first[0].device}, lse "
+                f"{first[1].dtype}; got out {tuple(out.shape)} {out.dtype} on {out.device}, lse "
+                f"{lse.dtype}"
+            )

@@ -1,0 +1,153 @@
+"""Attention's Triton kernels: states, keys in parts, packed sequences, and bits that stay."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from attention_kit import CASES, INF, PLAIN, WORDS, Inputs, inputs, upstream
+from attention_triton_kit import F16, F32, SMALL, backward, check, forward, near
+from online_softmax import attention, attention_state
+from online_softmax.attentionplan import Options, part_keys
+from online_softmax.reference import attention as reference
+from online_softmax.reference import packed as packed_reference
+from online_softmax.reference.packed import Packed
+from triton_kit import devices
+
+close = torch.testing.assert_close
+
+# ---- a state, and keys in parts
+
+
+@devices
+@pytest.mark.parametrize("k_len", [40, 300])
+def test_states(device: str, k_len: int) -> None:
+    """Of few keys in one part, and of many in two; natural units, out in float32."""
+    o, shapes = CASES["all"]
+    given = inputs(**{**shapes, "k_len": k_len, "q_len": 3, "bias": (1, 0, 1, 0)})
+    given = given._replace(sinks=None).cast(F16, device)
+    got = forward(given, o._replace(left=-1), with_state=True)
+    want = reference.forward(*given, o._replace(left=-1), keeps_float=True)
+    assert len(got.launches) == (1 if k_len < 256 else 2)
+    assert got.out.dtype == F32
+    near(got.out, want.out, 2e-3)
+    for name in ("lse", "m", "d"):
+        near(getattr(got, name), getattr(want, name), 2e-5)
+
+
+@devices
+@pytest.mark.parametrize(("name", "q_len"), [("plain", 1), ("window", 3), ("nan", 2)])
+def test_parts_of_the_keys(device: str, name: str, q_len: int) -> None:
+    """With a window the first parts are empty; heads that share keys are read together."""
+    o = CASES[name][0]
+    if name == "window":
+        o = o._replace(left=300, right=0)
+    shapes = {"batch": 2, "heads": 3, "kv_heads": 1, "q_len": q_len, "k_len": 600, "dim": 8}
+    given = inputs(**shapes, sinks=name == "nan").cast(F32, device)
+    assert -(-600 // part_keys(600)) == 3
+    assert len(forward(given, o, None).launches) == 2
+    check(given, o, None, gradients=False)
+
+
+@devices
+def test_a_decode_has_the_same_bits_in_any_batch(device: str) -> None:
+    given = inputs(2, 2, 1, 1, 530, 16).cast(F16, device)
+    whole = forward(given, PLAIN, None)
+    for at in range(2):
+        alone = forward(Inputs(*(t[at : at + 1] for t in given[:3])), PLAIN, None)
+        assert torch.equal(alone.out[0], whole.out[at])
+        assert torch.equal(alone.lse[0], whole.lse[at])
+
+
+@devices
+def test_no_keys_at_all(device: str) -> None:  # S55
+    given = inputs(q_len=3, k_len=0).cast(F32, device)
+    got = forward(given, PLAIN, None, with_state=True)
+    assert not got.out.any()
+    assert (got.lse == -INF).all()
+    assert (got.m == -INF).all()
+    assert not got.d.any()
+
+
+# ---- packed sequences
+
+
+def packed(device: str, dtype: torch.dtype = F32) -> tuple[Inputs, Packed]:
+    q_lens, k_lens = [3, 0, 21, 4, 1], [4, 2, 0, 19, 35]
+    ends = Packed(
+        *(torch.tensor([0, *n]).cumsum(0).to(device, torch.int32) for n in (q_lens, k_lens))
+    )
+    q = torch.randn(sum(q_lens) + 2, 4, 8)
+    k, v = (torch.randn(sum(k_lens) + 3, 2, n) for n in (8, 6))
+    q, k, v, sinks = (t.to(device, dtype) for t in (q, k, v, torch.randn(4)))
+    return Inputs(q, k, v, sinks=sinks), ends
+
+
+@devices
+@pytest.mark.parametrize("o", [PLAIN._replace(right=0), Options(0, 0, 0.4, 4, 1, True, 3.0, False)])
+def test_packed_sequences(device: str, o: Options) -> None:
+    given, ends = packed(device)
+    o = o._replace(max_q=21, max_k=35)
+    rest = given.q, given.k, given.v, given.sinks, ends
+    want = packed_reference.forward(*rest, o)
+    got = forward(given, o, SMALL, ends)
+    near(got.out, want.out, 2e-5)
+    near(got.lse, want.lse, 2e-5)
+    above = torch.randn_like(got.out), torch.randn_like(got.lse)
+    found = backward(above, given, got.out, got.lse, o, SMALL, ends)
+    by = packed_reference.backward(*above, *rest, want.out, want.lse, o)
+    for one, other in zip(found, (by.q, by.k, by.v, by.sinks), strict=True):
+        near(one, other, 1e-4)
+
+
+@devices
+def test_a_packed_sequence_has_the_same_bits_alone(device: str) -> None:
+    given, ends = packed(device, F16)
+    o = PLAIN._replace(right=0, max_q=21, max_k=35)
+    whole = forward(given, o, SMALL, ends)
+    for at_q, at_k in list(ends.slices())[2:4]:
+        lens = (at_q.stop - at_q.start, at_k.stop - at_k.start)
+        alone = Inputs(given.q[at_q], given.k[at_k], given.v[at_k], sinks=given.sinks)
+        one = [torch.tensor([0, n], dtype=torch.int32, device=device) for n in lens]
+        got = forward(alone, o._replace(max_q=lens[0], max_k=lens[1]), SMALL, one)
+        assert torch.equal(got.out, whole.out[at_q])
+        assert torch.equal(got.lse, whole.lse[at_q])
+
+
+# ---- the same bits twice
+
+
+@devices
+def test_gradients_are_deterministic(device: str) -> None:
+    o, shapes = CASES["all"]
+    given = inputs(**{**shapes, "bias": (1, 1, 0, 0)}).cast(F16, device)
+    got = forward(given, o)
+    above = [t.to(device) for t in upstream(given)]
+    above[0] = above[0].half()
+    first = backward(above, given, got.out, got.lse, o)
+    for one, other in zip(first, backward(above, given, got.out, got.lse, o), strict=True):
+        assert torch.equal(one, other)
+    alone = Inputs(*(t if t is None else t[:1] for t in given[:3]), given.bias,
+                   given.mask[:1], given.sinks)  # fmt: skip
+    part = backward([t[:1] for t in above], alone, got.out[:1], got.lse[:1], o)
+    for one, other in zip(part[:3], first[:3], strict=True):
+        assert torch.equal(one, other[:1])  # whatever the batch
+
+
+# ---- the Triton kernels by name
+
+
+@devices
+def test_the_kernels_by_name(device: str) -> None:
+    _, shapes = CASES["all"]
+    given = inputs(**{**shapes, "batch": 1}).cast(torch.float32, device)
+    words = {**WORDS["all"], "bias": given.bias, "mask": given.mask, "sinks": given.sinks}
+    results = []
+    for kernel in ("triton", "reference"):
+        leaves = [t.detach().clone().requires_grad_() for t in given[:3]]
+        out, lse = attention(*leaves, **words, return_lse=True, kernel=kernel)
+        loss = out.square().sum() + lse[lse.isfinite()].sum()
+        results.append((out, lse, *torch.autograd.grad(loss, leaves)))
+    close(*results, rtol=1e-4, atol=1e-4)
+    state = attention_state(*given[:3], kernel="triton")
+    close(state.output(), attention(*given[:3]), rtol=1e-4, atol=1e-4)

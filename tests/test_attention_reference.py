@@ -1,0 +1,155 @@
+"""Attention from its definition: tiles and states against the whole matrix of scores."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from attention_kit import CASES, INF, NAN, PLAIN, Inputs, inputs, upstream, wanted
+from online_softmax.attentionplan import Options
+from online_softmax.reference import attention, packed
+from online_softmax.reference.attention import visible
+from online_softmax.reference.packed import Packed
+
+close = torch.testing.assert_close
+
+
+@pytest.mark.parametrize("tile", [4, 128])
+@pytest.mark.parametrize("name", CASES)
+def test_every_option(name: str, tile: int) -> None:
+    o, shapes = CASES[name]
+    given = inputs(**shapes)
+    above = upstream(given)
+    out, lse, gradients = wanted(given, o, *above)
+    got = attention.forward(*given, o, tile=tile)
+    close(got.out, out, equal_nan=True)
+    close(got.lse, lse)
+    found = attention.backward(*above, *given, got.out, got.lse, o, tile=tile)
+    close([t for t in found if t is not None], gradients)
+    without = attention.backward(above.dout, None, *given, got.out, got.lse, o, tile=tile)
+    close([t for t in without if t is not None], wanted(given, o, above.dout, None)[2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_dtypes(dtype: torch.dtype) -> None:
+    """The inputs as they were rounded are the truth; sums are in float32."""
+    o, shapes = CASES["all"]
+    given = inputs(**shapes).cast(dtype)
+    above = upstream(given)
+    out, lse, gradients = wanted(given, o, *above)
+    got = attention.forward(*given, o)
+    assert got.out.dtype == dtype
+    assert got.lse.dtype == torch.float32
+    half = 0.0 if dtype == torch.float32 else torch.finfo(dtype).eps / 2
+    close(got.out.double(), out, rtol=1e-5 + half, atol=1e-5)
+    close(got.lse.double(), lse, rtol=1e-5, atol=1e-5)
+    found = [t for t in attention.backward(*above, *given, got.out, got.lse, o) if t is not None]
+    for one, want, of in zip(found, gradients, given.floats(), strict=True):
+        assert one.dtype == of.dtype
+        close(one.double(), want, rtol=1e-4 + 2 * half, atol=1e-5 + 4 * half)
+
+
+def test_a_state_is_kept_beside_the_output() -> None:
+    o, shapes = CASES["all"]
+    given = inputs(**shapes).cast(torch.float16)
+    got = attention.forward(*given, o, keeps_float=True, tile=4)
+    assert got.out.dtype == torch.float32
+    close(got.m + got.d.log(), got.lse)
+    none = attention.forward(*given._replace(sinks=None), o)
+    close(got.lse, none.lse)  # the sink is not in it
+
+
+def test_rows_without_a_key_have_no_gradient() -> None:  # S31
+    """Not even where NaN arrives from above; and the other rows are as they were."""
+    given = inputs(q_len=5, k_len=6, mask=(0, 1, 0, 0), sinks=True)
+    given.mask[:, :, 1] = False
+    above = upstream(given)
+    out, lse = attention.forward(*given, PLAIN)[:2]
+    assert (lse[:, :, 1] == -INF).all()
+    assert not out[:, :, 1].any()
+    clean = attention.backward(*above, *given, out, lse, PLAIN)
+    above.dout[:, :, 1], above.dlse[:, :, 1] = NAN, NAN
+    for got, want in zip(attention.backward(*above, *given, out, lse, PLAIN), clean, strict=True):
+        assert got is want or torch.equal(got, want)
+    assert not clean.q[:, :, 1].any()
+
+
+def test_infinite_and_missing_values_stay_in_their_row() -> None:
+    given = inputs(batch=1, heads=1, kv_heads=1, q_len=4, k_len=6)
+    clean, _ = attention.forward(*given, PLAIN)[:2]
+    given.q[0, 0, 1] = NAN
+    given.q[0, 0, 2, 0] = INF
+    given.k[0, 0, :, 0] = 1.0
+    given.k[0, 0, 3, 0] = -1.0
+    got = attention.forward(*given, PLAIN, tile=2)
+    assert got.out[0, 0, 1:3].isnan().all()
+    assert got.lse[0, 0].isnan().tolist() == [False, True, False, False]
+    assert got.lse[0, 0, 2] == INF
+    assert got.out[0, 0, [0, 3]].isfinite().all()
+    assert clean.isfinite().all()
+
+
+def test_scores_far_below_every_stand_in_for_infinity() -> None:  # S30
+    """q = 448 u, k = -k0 u, k0 a little different a key."""
+    u = torch.full((128,), 128**-0.5, dtype=torch.double)
+    q = (448 * u).view(1, 1, 1, -1)
+    k = (-(2000 + torch.arange(6.0).double()).view(1, 1, -1, 1) * u).contiguous()
+    given = Inputs(q, k, torch.randn(1, 1, 6, 128, dtype=torch.double)).cast(torch.float32)
+    assert float((given.q @ given.k.mT).max()) < -5e4
+    out, lse, _ = wanted(given, PLAIN, torch.zeros(1, 1, 1, 128), None)
+    got = attention.forward(*given, PLAIN, tile=2)
+    assert (out.abs() > 1e-3).any()
+    close(got.out.double(), out, rtol=1e-2, atol=1e-2)
+    close(got.lse.double(), lse, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("lengths", [(5, 2), (2, 5), (1, 17), (130, 64), (64, 130)])
+def test_causal_alignment(lengths: tuple[int, int]) -> None:  # S32
+    q_len, k_len = lengths
+    corner = PLAIN._replace(right=0)
+    seen = visible(q_len, k_len, slice(0, k_len), corner, torch.device("cpu"))
+    i, j = torch.arange(q_len).unsqueeze(1), torch.arange(k_len)
+    assert torch.equal(seen, j <= i + k_len - q_len)
+    top = visible(q_len, k_len, slice(0, k_len), corner._replace(top_left=True), seen.device)
+    assert torch.equal(top, j <= i)
+    given = inputs(q_len=q_len, k_len=k_len)
+    out, lse = attention.forward(*given, corner)[:2]
+    gone = max(q_len - k_len, 0)
+    assert not out[:, :, :gone].any()
+    assert (lse[:, :, :gone] == -INF).all()
+    assert lse[:, :, gone:].isfinite().all()
+
+
+# ---- packed sequences
+
+
+def sequences(lengths: list[int]) -> Tensor:
+    return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+
+
+@pytest.mark.parametrize("o", [PLAIN, Options(0, 0, 0.4, 4, 1, True, 3.0, False)])
+def test_packed_sequences(o: Options) -> None:
+    """Of length 0 too, on either side, and with tokens behind the last."""
+    q_lens, k_lens = [3, 0, 5, 4, 1], [4, 2, 0, 9, 1]
+    lens = Packed(sequences(q_lens), sequences(k_lens))
+    q = torch.randn(sum(q_lens) + 2, 4, 8, dtype=torch.double)
+    k, v = (torch.randn(sum(k_lens) + 3, 2, n, dtype=torch.double) for n in (8, 6))
+    sinks = torch.randn(4, dtype=torch.double)
+    dout, dlse = torch.randn(q.shape[0], 4, 6).double(), torch.randn(q.shape[0], 4).double()
+    got = packed.forward(q, k, v, sinks, lens, o)
+    found = packed.backward(dout, dlse, q, k, v, sinks, lens, got.out, got.lse, o)
+    dsinks = torch.zeros_like(sinks)
+    for at_q, at_k in lens.slices():
+        one = Inputs(*(t.transpose(0, 1)[None] for t in (q[at_q], k[at_k], v[at_k])), sinks=sinks)
+        above = dout[at_q].transpose(0, 1)[None], dlse[at_q].t()[None]
+        out, lse, gradients = wanted(one, o, *above)
+        close(got.out[at_q], out[0].transpose(0, 1))
+        close(got.lse[at_q], lse[0].t())
+        for whole, at, want in zip(found[:3], (at_q, at_k, at_k), gradients[:3], strict=True):
+            close(whole[at], want[0].transpose(0, 1))
+        dsinks += gradients[3]
+    close(found.sinks, dsinks)
+    assert not got.out[-2:].any()
+    assert (got.lse[-2:] == -INF).all()
+    assert not any(t[-2:].any() for t in found[:3])
