@@ -151,7 +151,7 @@ def run_loss(x: torch.Tensor, is_plain: bool) -> bool:
     eps = torch.finfo(x.dtype).eps
     pairs = [(loss, want, 1e-5), (both.loss, want, 1e-5)]
     pairs += [(each, want_dx, 1e-6 + eps) for each in (dx, both.dlogits, over.dlogits)]
-    counted = 2.0 if weight is None else weight[[0, cols - 1]].sum().double()
+    counted = 2.0 if weight is None else float(weight[[0, cols - 1]].double().sum())
     r = cereduce.Reduction("mean", x.dtype)
     mean, total = cereduce.by_kernel(loss, target, weight, cols, -100, r)
     pairs.append((mean, want.sum() / counted, 1e-5 + eps))

@@ -116,7 +116,7 @@ def test_nothing_to_do(shape: tuple[int, int]) -> None:
 
 
 def test_blocks_hold_what_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows for each thread, at least one; and no room of their own where the result is as wide."""
+    """So many bytes for each thread, a row at least; no room of its own where the result is one."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     monkeypatch.setattr(ceblocks, "BLOCK_BYTES", 8 * 4 * 10)
     x = torch.zeros(50, 10)
@@ -127,4 +127,6 @@ def test_blocks_hold_what_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [p.data_ptr() for _, p in ceblocks._blocks(x, dx)] == [
         dx[start:].data_ptr() for start in (0, 24, 48)
     ]
-    assert [block.start for block, _ in ceblocks._blocks(torch.zeros(4, 1000))] == [0, 3]
+    assert [block.start for block, _ in ceblocks._blocks(torch.zeros(3, 1000))] == [0, 1, 2]
+    monkeypatch.setattr(ceblocks, "MOST_BYTES", 40 * 10)
+    assert [block.start for block, _ in ceblocks._blocks(x)] == [0, 10, 20, 30, 40]

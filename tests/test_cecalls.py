@@ -104,7 +104,6 @@ def test_long_rows_have_their_workspaces(built: Built, notes: Notes) -> None:
         fold, merge = words(notes, 2)
         assert fold[:2] == merge[:2] == (x.data_ptr(), t.data_ptr())
         assert fold[3] not in given
-        assert fold[3] not in merge[6:8]  # loss and lse
         given |= {y.data_ptr() for y in results}
     assert built.count == 2
 

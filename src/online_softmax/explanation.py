@@ -10,6 +10,10 @@ from online_softmax.plan import Problem
 
 _DTYPE_NAMES = tuple(catalogue.dtype_name(dtype) for dtype in DTYPES)
 OPERATIONS = ("softmax", "cross_entropy")  # what `explain` knows about
+_LOSS_WHY_NOT = {
+    "registers": "the blocks of its clusters would wait for each other, parts of a row do not",
+    "split": "two kernels; the row fits in registers",
+}
 
 
 def explain(
@@ -94,7 +98,7 @@ def _of_loss(problem: Problem) -> list[str]:
     lines += _unmeasured(problem)
     for name in cekernels.NAMES:
         if name != row.kernel:
-            why = [*cekernels.refusals(name, problem), "two kernels; the row fits in registers"]
+            why = [*cekernels.refusals(name, problem), _LOSS_WHY_NOT[name]]
             lines.append(f"  not {name}: {why[0]}")
     return lines
 

@@ -4,17 +4,17 @@
 #include "crossentropy.cuh"
 
 // Blocks of 512 threads that a multiprocessor shall hold: what takes more than 64 registers is alone.
-template <int VECTORS, int LANES, int LIES, bool WRITES, bool CAPPED, int SMOOTHING>
-constexpr int AT_ONCE = VECTORS > 8 || (VECTORS == 8 && LIES != WHOLE_WORDS && (LANES || WRITES)) ||
-                                CAPPED || SMOOTHING == WEIGHTED
-                            ? 1
-                            : 2;
+template <int VECTORS, int LANES, int LIES, bool CAPPED, int SMOOTHING>
+constexpr int AT_ONCE =
+    VECTORS > 8 || (VECTORS == 8 && LIES != WHOLE_WORDS && LANES) || CAPPED || SMOOTHING == WEIGHTED
+        ? 1
+        : 2;
 
 // The group that has the target's column alone reads the target's logit and writes loss and lse: in
 // place, nobody else may still need what it overwrites.
 template <typename X, int VECTORS, int LANES, int LIES, bool STREAM, bool WRITES, bool CAPPED,
           int SMOOTHING>
-__global__ void __launch_bounds__(512, AT_ONCE<VECTORS, LANES, LIES, WRITES, CAPPED, SMOOTHING>)
+__global__ void __launch_bounds__(512, AT_ONCE<VECTORS, LANES, LIES, CAPPED, SMOOTHING>)
     cross_entropy_in_registers(
         const X* x,                // (rows, cols) logits, rows x_row_stride apart
         const int64_t* targets,    // (rows)

@@ -51,7 +51,8 @@ def reduce(
     room = divisor if parts is None else parts
     sizes = (rows, cols, ignore_index, *flags, int(weight is not None), int(inverts))
     args = (*given, room, result, divisor, *sizes)
-    work = [Launch(FILE, f"cross_entropy_reduce<{y}>", args, count, block, dependent=True)]
+    waits = loss is not None  # for the kernel that writes it
+    work = [Launch(FILE, f"cross_entropy_reduce<{y}>", args, count, block, dependent=waits)]
     if count > 1:
         tail = (room, result, divisor, count, *flags, int(inverts))
         threads = ceil_div(count, WARP) * WARP

@@ -58,9 +58,9 @@ def forward(
     parts: tl.int32,
     part_keys: tl.int32,  # keys of a part, a multiple of BLOCK_K
     scale: tl.float32,
-    softcap: tl.float32,  # or None
-    left: tl.int32,  # or None
-    right: tl.int32,  # or None
+    softcap: tl.tensor,  # float32, or None: Triton 3.6 takes no None for a scalar type
+    left: tl.tensor,  # int32 or None
+    right: tl.tensor,  # int32 or None
     TOP_LEFT: tl.constexpr,
     NAN_EMPTY: tl.constexpr,
     IS_PLAIN: tl.constexpr,

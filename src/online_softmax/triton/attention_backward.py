@@ -110,9 +110,9 @@ def by_keys(
     heads: tl.int32,
     blocks: tl.int32,  # tiles of keys
     scale: tl.float32,
-    softcap: tl.float32,
-    left: tl.int32,
-    right: tl.int32,
+    softcap: tl.tensor,  # float32 or None
+    left: tl.tensor,  # int32 or None
+    right: tl.tensor,  # int32 or None
     TOP_LEFT: tl.constexpr,
     IS_PLAIN: tl.constexpr,
     GROUP: tl.constexpr,
@@ -227,9 +227,9 @@ def by_queries(
     heads: tl.int32,
     blocks: tl.int32,  # tiles of queries
     scale: tl.float32,
-    softcap: tl.float32,
-    left: tl.int32,
-    right: tl.int32,
+    softcap: tl.tensor,  # float32 or None
+    left: tl.tensor,  # int32 or None
+    right: tl.tensor,  # int32 or None
     TOP_LEFT: tl.constexpr,
     IS_PLAIN: tl.constexpr,
     GROUP: tl.constexpr,

@@ -39,9 +39,9 @@ def by_bias(
     heads: tl.int32,
     batches: tl.int32,
     scale: tl.float32,
-    softcap: tl.float32,
-    left: tl.int32,
-    right: tl.int32,
+    softcap: tl.tensor,  # float32 or None
+    left: tl.tensor,  # int32 or None
+    right: tl.tensor,  # int32 or None
     TOP_LEFT: tl.constexpr,
     SHARED: tl.constexpr,  # which of batch, heads, q_len and k_len have one element of bias
     GROUP: tl.constexpr,
