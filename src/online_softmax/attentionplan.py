@@ -51,7 +51,7 @@ MIN_DIM = 16  # tensor cores multiply no less
 MAX_DECODE_QUERIES = 16
 
 # By the smallest shared memory of a block, then by the largest padded head_dim. Those of an H200 up
-# to 128 were chosen among seven (backward: five) by the clock, 16,384 tokens of bfloat16. The others
+# to 128 were chosen by the clock among seven (backward: five), at 16,384 tokens of bfloat16. Others
 # are first numbers, from what the assembler says (tests hold registers and shared memory): the
 # largest tiles whose stages fit and that spill little or nothing.
 _FORWARD = {
