@@ -81,18 +81,12 @@ def lines() -> list[dict]:
     """Every cell measured: what it is, and each contender's rounds and rate."""
     found: list[dict] = []
 
-    def note(what: str, unit: str, amount: float, times: dict[str, list[float]], **cell) -> None:
+    def note(cell: dict, unit: str, amount: float, times: dict[str, list[float]]) -> None:
+        """amount: in `unit` times milliseconds."""
         rates = {name: round(amount / sorted(ms)[ROUNDS // 2], 1) for name, ms in times.items()}
-        cell |= {
-            "kind": "attention",
-            "what": what,
-            "unit": unit,
-            "rates": rates,
-            "rounds_ms": times,
-        }
-        found.append(cell)
-        shown = ", ".join(f"{name} {rate:.0f}" for name, rate in rates.items())
-        print(f"{what} {cell.get('head_dim')} {cell}"[:70] + f": {shown} {unit}", file=sys.stderr)
+        line = {"kind": "attention", **cell, "unit": unit, "rates": rates, "rounds_ms": times}
+        found.append(line)
+        print(f"{cell}: {rates} {unit}", file=sys.stderr, flush=True)
 
     for dim in (128, 64):
         for causal in (False, True):
@@ -108,14 +102,15 @@ def lines() -> list[dict]:
                     for n, c in CONTENDERS.items()
                 }
                 times = compared(calls, 5)
-            note("forward", "TFLOP/s", work, times, head_dim=dim, causal=causal)
+            cell = {"what": "forward", "head_dim": dim, "causal": causal}
+            note(cell, "TFLOP/s", work, times)
             g, back = torch.randn_like(q), {}
             for name, call in CONTENDERS.items():
                 out = call(q, k, v, causal)
                 back[name] = lambda out=out, q=q, k=k, v=v, g=g: torch.autograd.grad(
                     out, (q, k, v), g, retain_graph=True
                 )
-            note("backward", "TFLOP/s", 2.5 * work, compared(back, 3), head_dim=dim, causal=causal)
+            note({**cell, "what": "backward"}, "TFLOP/s", 2.5 * work, compared(back, 3))
     for batch, keys in DECODES:
         q = torch.randn(batch, 32, 1, 128, device="cuda", dtype=torch.bfloat16)
         k, v = (
@@ -123,7 +118,8 @@ def lines() -> list[dict]:
         )
         calls = {n: lambda c=c, q=q, k=k, v=v: c(q, k, v, False) for n, c in CONTENDERS.items()}
         size = 2 * k.numel() * k.element_size() * 1e-6  # GB/s times ms
-        note("decode", "GB/s", size, compared(calls, 10), batch=batch, keys=keys)
+        cell = {"what": "decode", "batch": batch, "keys": keys}
+        note(cell, "GB/s", size, compared(calls, 10))
     return found
 
 
