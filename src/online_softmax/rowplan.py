@@ -22,6 +22,7 @@ from online_softmax.rowtables import (
     LANDED_MOST,
     LANDED_VECTORS,
     LONG,
+    MAX_BLOCK_OF_10,
     MAX_ROW_BLOCK,
     RAGGED,
     RAGGED_LANDED,
@@ -106,7 +107,8 @@ def fit(
             taken = a_block * blocks * keeps / (keeps // a_block * a_block)
             choices.append((taken, a_block * blocks, abs(a_block - usual), a_block, blocks))
     _, in_all, _, a_block, blocks = min(choices)
-    return ceil_div(row, in_all * WARP), a_block * WARP, blocks
+    needed, block = ceil_div(row, in_all * WARP), a_block * WARP
+    return needed + (needed == 10 and block > MAX_BLOCK_OF_10), block, blocks
 
 
 def warps_kept(op: str, item: int, vectors: int) -> int:

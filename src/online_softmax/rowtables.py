@@ -16,7 +16,7 @@ Shared = tuple[tuple[int, int], ...]  # (most, vectors a lane): rows that share 
 # 16-bit types keep the words and raise them twice, float32 keeps the terms: so they differ.
 _FORWARD_16: Cuts = (
     (256, 4, 1), (1024, 6, 1), (2048, 8, 2), (4096, 8, 4), (8192, 8, 8), (16384, 8, 16),
-    (32768, 8, 8), (65536, 8, 16),
+    (20480, 10, 16), (27648, 9, 16), (32768, 8, 16), (65536, 8, 16),
 )  # fmt: skip
 _FORWARD_32: Cuts = (
     (512, 2, 1), (2048, 4, 2), (4096, 4, 4), (8192, 4, 8), (16384, 12, 16), (32768, 16, 16),
@@ -98,5 +98,6 @@ SPLIT_CUTS = {"logsumexp": (8, 8)}
 SPLIT_RAGGED = {("logsumexp", 2): (8, 4)}
 LONG = 16384  # vectors: longer rows take all the blocks that their cut allows
 MAX_ROW_BLOCK = 512  # threads: 128 registers each
+MAX_BLOCK_OF_10 = 448  # where a lane has 10 vectors: rows.cu
 LANDED_MOST = {"forward": 131072, "backward": 65536}  # vectors: 16 blocks of 512 threads, full
 LANDED_VECTORS = {"forward": 16, "backward": 8}

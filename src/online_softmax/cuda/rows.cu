@@ -3,9 +3,21 @@
 #include "emit.cuh"
 #include "rows.cuh"
 
+// Threads a block and blocks a multiprocessor that registers shall do for: 64 registers up to 8 vectors.
+// 16-bit elements that are written stay as they came, so 9 vectors have room in 64 too, and 10 in 72:
+// rows for which 8 would leave many lanes of a cluster idle (rowtables.py).
+template <typename X, int VECTORS, int LANES, int LIES, bool WRITES>
+struct Room {
+  static constexpr bool STAYS = WRITES && sizeof(X) == 2 && LIES != APART;
+  static constexpr bool IS_TIGHT = LIES != WHOLE_WORDS && LANES > 0;
+  static constexpr int THREADS = STAYS && VECTORS == 10 ? 448 : 512;
+  static constexpr int BLOCKS =
+      VECTORS < 8 || (VECTORS == 8 && !IS_TIGHT) || (STAYS && VECTORS <= 10 && !IS_TIGHT) ? 2 : 1;
+};
+
 template <typename X, typename Y, int VECTORS, int LANES, int LIES, bool STREAM, typename Emit>
-__global__ void __launch_bounds__(
-    512, VECTORS > 8 || (VECTORS == 8 && (LIES == APART || (LIES == ALIKE && LANES))) ? 1 : 2)
+__global__ void __launch_bounds__((Room<X, VECTORS, LANES, LIES, Emit::WRITES_ROW>::THREADS),
+                                  (Room<X, VECTORS, LANES, LIES, Emit::WRITES_ROW>::BLOCKS))
     rows_in_registers(const X* x,  // (rows, cols) input, rows x_row_stride apart
                       Y* y,        // (rows, cols) output, contiguous; or (rows)
                       int64_t rows, int64_t cols, int64_t x_row_stride, float scale,
@@ -42,7 +54,7 @@ __global__ void __launch_bounds__(
 }
 
 template <typename X, int VECTORS, int LANES, int LIES, bool STREAM, typename Backward>
-__global__ void __launch_bounds__(512, VECTORS > 4 || LIES == APART ? 1 : 2)
+__global__ void __launch_bounds__(512, VECTORS > 4 || (VECTORS == 4 && LIES == APART) ? 1 : 2)
     rows_in_registers_backward(const X* dy,  // (rows, cols) gradient of y, rows dy_row_stride apart
                                const X* y,   // (rows, cols), contiguous
                                X* dx,        // (rows, cols) gradient of x, contiguous
