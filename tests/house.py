@@ -134,6 +134,8 @@ LEVELS |= {
     "attentionops": 6.2,
     "celoss": 6.3,
     "linearops": 6.4,
+    "linearfast": 6.4,
+    "linearparts": 6.3,
     "lossarguments": 6.5,
     "attentionarguments": 6.6,
     "library": 7,

@@ -18,7 +18,8 @@ EVERY: dict[str, Any] = {"label_smoothing": 0.1, "z_loss": 0.05, "softcap": 3.0,
 
 def cut_finely(monkeypatch: pytest.MonkeyPatch, cells: int = 512) -> None:
     """Blocks of so many logits of float32 and not more, so that a small problem has several."""
-    for name in ("LOW_BLOCK_BYTES", "FAST_CHUNK_BYTES"):
+    chunks = ("FAST_CHUNK_BYTES", "FAST_CHUNK_BYTES_BESIDE_SUMS")
+    for name in ("LOW_BLOCK_BYTES", "FAST_GROUP_BYTES", *chunks):
         monkeypatch.setattr(linearplan, name, 4 * cells)
     monkeypatch.setattr(linearplan, "TILE", 4)
     monkeypatch.setattr(linearplan, "LEAST_COLS", 4)

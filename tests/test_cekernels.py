@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from ce_kit import (
     problem,
     work,
 )
-from online_softmax import cekernels
+from online_softmax import cekernels, rowkernels
 from online_softmax.cuda import crossentropy_launch, launch
 from online_softmax.rowplan import Row
 
@@ -58,6 +59,55 @@ def test_every_cut_agrees_with_float64(dtype: torch.dtype) -> None:
                 close(dx, want_dx * dloss[:, None], 1e-6, 2.0**-18)
         except AssertionError as error:
             raise AssertionError(what) from error
+
+
+@pytest.mark.parametrize("dtype", FLOATS[1:], ids=str)
+def test_a_16_bit_gradient_while_floats_are_on_chip(dtype: torch.dtype) -> None:
+    """Every cut, wherever both lie: each element written once and nothing beside, with the same
+    bits."""
+    torch.manual_seed(7)
+    turn, launches, checks = itertools.cycle(VARIANTS), [], []
+    for cols in (1, 6, 257, 1024):
+        values, target = problem(5, cols, torch.float32)
+        dloss = torch.randn(5)
+        for name, row in cuts(cols, 4).items():
+            if row.kernel == "split":
+                continue
+            given, dxs = arguments(next(turn), cols), []
+            for start, place in ((0, 0), (0, 3), (1, 4), (3, 0), (2, 5)):
+                x = torch.full((5, cols + 8), math.nan)[:, start : start + cols].copy_(values)
+                base = torch.full((5, cols + 24), math.nan, dtype=dtype)
+                dx = base[:, place : place + cols]
+                found, loss, lse = work(x, target, options(**given), row, dloss, dx)
+                launches += found
+                dxs.append((base, dx, loss, lse))
+            checks.append((f"{name} {cols}", values, target, given, dloss, dxs))
+    build(launches)
+    counts = launch.run(launches, torch.device("cpu"))
+    assert counts.writes >= sum(dx.numel() for *_, dxs in checks for _, dx, _, _ in dxs)
+    for what, values, target, given, dloss, dxs in checks:
+        want_loss, want_lse, want_dx = expected(values, target, **given)
+        floor = 2.0**-25 if dtype == torch.float16 else 0.0  # half the spacing near zero
+        for base, dx, loss, lse in dxs:
+            close(loss, want_loss, 1e-6)
+            close(lse, want_lse, 1e-6)
+            close(dx, want_dx * dloss[:, None], 1e-6 + floor, 2.0**-18)
+            assert base.isnan().sum() == base.numel() - dx.numel(), what
+            assert torch.equal(dx, dxs[0][1]), what
+
+
+def test_one_read_of_floats_and_one_write_of_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As planned: the elements, each lane its target's logit, loss and lse."""
+    counted = []
+    run = launch.run
+    monkeypatch.setattr(rowkernels, "_has_kernels", lambda x: True)
+    monkeypatch.setattr(launch, "run", lambda *args: counted.append(run(*args)))
+    x, target = torch.randn(4, 8192), torch.tensor([0, 8191, 5, 7])
+    dx = torch.empty(4, 8192, dtype=torch.bfloat16)
+    cekernels.forward_with_gradient(x, target, torch.ones(()), out=dx)
+    (counts,) = counted
+    assert x.numel() <= counts.reads <= 1.1 * x.numel()
+    assert counts.writes == x.numel() + 4 + 2 * 4
 
 
 @pytest.mark.parametrize("dtype", FLOATS[:2], ids=str)

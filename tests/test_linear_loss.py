@@ -13,7 +13,7 @@ from torch.nn import functional
 from ce_kit import needs_compiler
 from linear_kit import EVERY, MEMORY, by_logits, cut_finely, example, gradients, take_kernels
 from losses_kit import IGNORED
-from online_softmax import linear_cross_entropy, linearops, linearplan
+from online_softmax import linear_cross_entropy, linearfast, linearops, linearplan
 
 close = torch.testing.assert_close
 REDUCTIONS = ("mean", "sum", "none")
@@ -31,7 +31,7 @@ def test_agrees_with_whole_logits(name: str, reduction: str, memory: str) -> Non
     """In float64, with a bias and a weight, for any upstream gradient, twice."""
     x, w, b, target = example()
     assert linearplan.block_cols(12, 77, 8, 0) < 77
-    assert linearplan.chunk_tokens(12, 77, 8, 0) < 12
+    assert linearplan.fast_cut(12, 5, 77, 8, 0, 0).group < 12
     weight = torch.rand(77, dtype=torch.double) + 0.1 if name == "every" else None
     options = {"reduction": reduction, "weight": weight, **(EVERY if weight is not None else {})}
     leaves = [t.requires_grad_() for t in (x, w, b)]
@@ -105,10 +105,12 @@ def test_no_worse_than_whole_logits(
         assert (mine.double() - true).abs().max() <= most
 
 
-def test_low_and_fast_round_alike() -> None:
+@pytest.mark.parametrize(("features", "groups"), [(33, 24), (65, 1)])
+def test_low_and_fast_round_alike(features: int, groups: int) -> None:
     """bfloat16: both sum in float32 over all blocks and round once, so an error does not grow with
     the number of blocks."""
-    x, w, _, target = example(96, 33, 257, torch.bfloat16)
+    assert -(-96 // linearplan.fast_cut(96, features, 257, 4, 2, 4).group) == groups
+    x, w, _, target = example(96, features, 257, torch.bfloat16)
     leaves = [t.requires_grad_() for t in (x, w)]
     wide = [t.detach().double().requires_grad_() for t in leaves]
     truth = gradients(lambda: by_logits(*wide, target), wide)
@@ -214,19 +216,19 @@ def test_what_is_frozen_costs_no_product(memory: str) -> None:
     x, w, b, target = example()
     o = linearops.Options(IGNORED, 0.0, 0.0, None, 1.0)
     blocks = -(-77 // linearplan.block_cols(12, 77, 8, 0))
-    chunks = -(-12 // linearplan.chunk_tokens(12, 77, 8, 0))
+    groups = -(-12 // linearplan.fast_cut(12, 5, 77, 8, 0, 0).group)
     for needs in itertools.product((False, True), repeat=3):
         counted.clear()
         with Count():
             if memory == "fast":
-                args = (x, w, b, target, None, torch.float64, o, needs, "")
-                _, *found = linearops.forward_with_gradient(*args)
+                args = (x, w, b, target, None, torch.float64, o, True, needs, "")
+                _, *found = linearfast.forward_with_gradient(*args)
             else:
                 row = torch.ones(12, dtype=torch.double)
                 args = (row, x, w, b, target, None, row, 0 * row, torch.float64, o, needs, "")
                 found = linearops.backward(*args)
         products = sum("addmm" in each or "aten.mm" in each for each in counted)
-        assert products == (chunks if memory == "fast" else blocks) * (1 + needs[0] + needs[1])
+        assert products == (groups if memory == "fast" else blocks) * (1 + needs[0] + needs[1])
         assert [t.numel() > 0 for t in found] == list(needs)
 
 

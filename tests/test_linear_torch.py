@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from linear_kit import EVERY, MEMORY, by_logits, cut_finely, example, gradients
 from losses_kit import IGNORED
-from online_softmax import linear_cross_entropy, linearops
+from online_softmax import linear_cross_entropy, linearparts
 from rows_kit import DEVICES, Tagged
 
 close = torch.testing.assert_close
@@ -48,8 +48,9 @@ def test_opcheck(grad: bool, device: str) -> None:
         back = (dloss, *given, lse.detach(), rest, *options, [True, True, bias is not None], "")
         checks = ("test_schema", "test_faketensor")  # it has no derivative
         opcheck(getattr(OPS, f"{NAME}_backward").default, back, test_utils=checks)
-        at_once = (*given, *options, False, needs, "")
-        opcheck(getattr(OPS, f"{NAME}_with_gradient").default, at_once)
+        for is_mean in (False, True):
+            at_once = (*given, *options, is_mean, False, needs, "")
+            opcheck(getattr(OPS, f"{NAME}_with_gradient").default, at_once)
         made = torch.rand(5, device=device)
         args = (made, torch.tensor(0.5, device=device), target, 77, IGNORED, dtype)
         opcheck(getattr(OPS, f"{NAME}_rescale").default, args, test_utils=checks)
@@ -185,14 +186,14 @@ def test_products_that_mix_types(monkeypatch: pytest.MonkeyPatch) -> None:
             asked.append(str(function))
             return function(*args, **(kwargs or {}))
 
-    monkeypatch.setattr(linearops, "_mixes", lambda a: True)
+    monkeypatch.setattr(linearparts, "_mixes", lambda a: True)
     empty = functools.partial(torch.empty, device="meta")
     a, b = empty(4, 6, dtype=torch.bfloat16), empty(6, 9, dtype=torch.bfloat16)
     sums, same = empty(4, 9), empty(4, 9, dtype=torch.bfloat16)
     with Mode():
-        assert linearops.put_product(a, b, sums) is sums
-        assert linearops.add_product(a, b, sums) is sums
-        assert linearops.put_product(a, b, same) is same
+        assert linearparts.put_product(a, b, sums) is sums
+        assert linearparts.add_product(a, b, sums) is sums
+        assert linearparts.put_product(a, b, same) is same
     assert asked == ["aten.mm.dtype_out", "aten.addmm.dtype_out", "aten.mm.out"]
 
 

@@ -178,7 +178,7 @@ def forward_with_gradient(
 
     Args:
         dloss: (rows) float32 of any stride, or one element for all rows; as in `backward`.
-        the rest: as in `forward` and `backward`.
+        out and the rest: as in `forward` and `backward`.
     """
     from online_softmax.cuda import crossentropy_launch
 

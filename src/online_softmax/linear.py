@@ -63,11 +63,11 @@ def linear_cross_entropy(
         memory: "low": blocks of the vocabulary; logits are made in the forward and again in the
             backward, four products in all with both gradients. With `tokens` rows, bfloat16 and
             blocks of `cols` classes it takes 6 tokens cols + 4 tokens features bytes beside the
-            gradients, the first about 400 MB at most. "fast": chunks of the tokens; logits and
-            gradients are made at once in the forward, three products; it takes
-            6 chunk classes + 4 (tokens + classes) features bytes, the first about 800 MB at most,
-            and holds the second until the backward. `docs/api.md` has the whole formula. Where no
-            gradient is recorded, and for reduction="none", "fast" is "low".
+            gradients, the first about 400 MB at most. "fast": logits and gradients are made at once
+            in the forward, three products; it takes 4 chunk classes + 2 group classes bytes. A
+            group is all tokens where these are at most 2 features, else the second is about 740 MB
+            and 4 classes features bytes of sums are beside it. `docs/api.md` has the whole formula.
+            Where no gradient is recorded, and for reduction="none", "fast" is "low".
         kernel: "reference" keeps the kernels of cross-entropy out; None: they run where they can.
 
     Returns:

@@ -1,12 +1,15 @@
 """How linear_cross_entropy is cut, and the memory that this takes: of shapes alone.
 
-low: blocks of the vocabulary, with all tokens in each; fast: chunks of the tokens, with the whole
+low: blocks of the vocabulary, with all tokens in each; fast: groups of the tokens, with the whole
 vocabulary in each. Logits of a block are float32 (float64) and their gradient is of the type of the
 products, so an element of a block takes `logits + item` bytes, or `logits` where the gradient goes
-over the logits.
+over the logits. In a group the logits are made and used up chunk by chunk, their gradients are kept
+for one product: sums over few groups cost little traffic, over one none.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from online_softmax.plan import ceil_div
 
@@ -15,8 +18,11 @@ MIB = 1 << 20
 # large enough to fill a GPU many times over, and with the 128 MiB of the input's gradient in
 # float32 well under the 800 MB that the operation may take at that size.
 LOW_BLOCK_BYTES = 384 * MIB
-# A chunk of 1,024 tokens there: what float32 sums of the weight's gradient leave of 3.2 GB.
-FAST_CHUNK_BYTES = 768 * MIB
+# All tokens are one group where the gradient by their logits takes no more than float32 sums of
+# the weight's gradient would, as in bfloat16 at that size: 2.1 GB. Then a chunk has 1,024 tokens.
+# Beside sums, which leave 1.1 GB of 3.2, a group has 2,816 and a chunk 384.
+FAST_GROUP_BYTES = 704 * MIB
+FAST_CHUNK_BYTES, FAST_CHUNK_BYTES_BESIDE_SUMS = 512 * MIB, 192 * MIB
 # Every block adds to the whole of a float32 sum, which is read and written for it: 8 bytes an
 # element against 2 operations for each column (token), so a product of few waits for memory. With a
 # great many tokens, or classes, this and not the number of bytes decides.
@@ -42,13 +48,31 @@ def block_cols(tokens: int, classes: int, logits: int, item: int) -> int:
     return _cut(classes, LOW_BLOCK_BYTES // (max(tokens, 1) * (logits + item)), LEAST_COLS)
 
 
-def chunk_tokens(tokens: int, classes: int, logits: int, item: int) -> int:
-    """Tokens of a chunk of `fast`; the last chunk may have fewer.
+class Cut(NamedTuple):
+    """Tokens of a group of `fast`, and of a chunk of it; the last ones may have fewer."""
 
-    >>> chunk_tokens(8192, 128_256, 4, 2)
-    1024
+    group: int
+    chunk: int
+
+
+def fast_cut(tokens: int, features: int, classes: int, logits: int, item: int, sums: int) -> Cut:
+    """How `fast` cuts the tokens.
+
+    logits, item: as for `block_cols`; sums: bytes of an element of what sums the weight's gradient
+    over several groups, 0 where the gradient itself does.
+
+    >>> fast_cut(8192, 4096, 128_256, 4, 2, 4)
+    Cut(group=8192, chunk=1024)
+    >>> fast_cut(8192, 4096, 128_256, 4, 2, 0)
+    Cut(group=2816, chunk=384)
     """
-    return _cut(tokens, FAST_CHUNK_BYTES // (max(classes, 1) * (logits + item)), LEAST_TOKENS)
+    a_token = max(classes, 1) * (item or logits)
+    is_one = tokens * a_token <= max(FAST_GROUP_BYTES, classes * features * sums)
+    group = max(tokens, 1) if is_one else _cut(tokens, FAST_GROUP_BYTES // a_token, LEAST_TOKENS)
+    if not item:
+        return Cut(group, group)  # over their logits
+    most = FAST_CHUNK_BYTES if is_one else FAST_CHUNK_BYTES_BESIDE_SUMS
+    return Cut(group, _cut(group, most // (max(classes, 1) * logits), LEAST_TOKENS))
 
 
 def row_stride(cols: int) -> int:
@@ -81,7 +105,7 @@ def most_bytes(
 
     >>> most_bytes("low", 8192, 4096, 128_256, 4, 2) < 600e6
     True
-    >>> most_bytes("fast", 8192, 4096, 128_256, 4, 2) < 3.1e9
+    >>> most_bytes("fast", 8192, 4096, 128_256, 4, 2) < 2.7e9
     True
     """
     beside = item if item < logits else 0
@@ -92,9 +116,14 @@ def most_bytes(
         held = tokens * features * sums + (cols * features * sums if rescales else 0)
         rows, pieces, wide = tokens, ceil_div(classes, cols), cols
     else:
-        rows = chunk_tokens(tokens, classes, logits, beside)
-        block = rows * row_stride(classes) * (logits + beside)
-        held = (tokens + classes) * features * logits + classes * logits
+        group, rows = fast_cut(tokens, features, classes, logits, beside, 0 if rescales else sums)
+        block = group * row_stride(classes) * (beside or logits)
+        block += rows * row_stride(classes) * logits if beside else 0
+        held = classes * logits
+        if rescales:  # sums until the backward
+            held += (tokens + classes) * features * sums
+        elif group < tokens:
+            held += classes * features * sums
         pieces, wide = 1, classes
     parts = pieces * ceil_div(wide * logits, PART_BYTES)
     partials = 2 * rows * parts * PARTIAL_BYTES

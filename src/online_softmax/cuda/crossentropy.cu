@@ -1,6 +1,6 @@
 // Cross-entropy of rows that fit in registers: the loss, and the gradient while the row is on chip. One
-// read, and one write where the gradient is asked for, which may go over the logits themselves. Shares
-// lie as in rows.cu.
+// read, and one write where the gradient is asked for, which may go over the logits themselves; of
+// floats it may be of a 16-bit type, apart from them. Shares lie as in rows.cu.
 #include "crossentropy.cuh"
 
 // Blocks of 512 threads that a multiprocessor shall hold: what takes more than 64 registers is alone.
@@ -12,8 +12,8 @@ constexpr int AT_ONCE =
 
 // The group that has the target's column alone reads the target's logit and writes loss and lse: in
 // place, nobody else may still need what it overwrites.
-template <typename X, int VECTORS, int LANES, int LIES, bool STREAM, bool WRITES, bool CAPPED,
-          int SMOOTHING>
+template <typename X, typename DX, int VECTORS, int LANES, int LIES, bool STREAM, bool WRITES,
+          bool CAPPED, int SMOOTHING>
 __global__ void __launch_bounds__(512, AT_ONCE<VECTORS, LANES, LIES, CAPPED, SMOOTHING>)
     cross_entropy_in_registers(
         const X* x,                // (rows, cols) logits, rows x_row_stride apart
@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(512, AT_ONCE<VECTORS, LANES, LIES, CAPPED, SMO
         float* loss,               // (rows)
         float* lse,                // (rows)
         float* lse_rest,           // (rows), with has_rest: what rounding takes from lse
-        X* dx,                     // (rows, cols), rows dx_row_stride apart, if WRITES
+        DX* dx,                    // (rows, cols), rows dx_row_stride apart, if WRITES
         int64_t rows, int64_t cols, int64_t x_row_stride, int64_t dx_row_stride,
         int64_t dloss_stride, int64_t ignore_index, int64_t has_weights, int64_t has_rest,
         float scale, float softcap, float hard, float soft, float z_loss) {
@@ -37,12 +37,12 @@ __global__ void __launch_bounds__(512, AT_ONCE<VECTORS, LANES, LIES, CAPPED, SMO
   const bool has_row = at.row < rows;  // lanes without one load nothing, and shuffle
   const int64_t row = has_row ? at.row : 0, last = has_row ? cols : 0;
   const X* x_row = x + row * x_row_stride;
-  X* dx_row = dx + row * dx_row_stride;
+  DX* dx_row = dx + row * dx_row_stride;
   using Part = Share<X, VECTORS, GROUP, LIES>;
   Part share;
   const int begin_x = begin_of<LIES>(x_row);
   const auto held =
-      share.of(at.first, last, LIES != APART || !WRITES ? begin_x : position_of(dx_row));
+      share.of(at.first, last, LIES != APART || !WRITES ? begin_x : position_of(dx_row) % Part::N);
   const Span span(x, rows, cols, x_row_stride);
   const auto fetched = fetch_global<STREAM>(share, held, x_row, span, at.first, -infinity());
   if constexpr (LANES == 0) exchange.open();  // while the words are on their way

@@ -80,13 +80,14 @@ def in_registers(
 ) -> list[Launch]:
     """The loss of each row and its lse, and with dx the gradient, by the cut of a `registers` row.
 
-    dloss: (rows) of any stride, 0 included; needed with dx.
+    dloss: (rows) of any stride, 0 included; needed with dx. dx: x, or apart of any type if x is
+    float32.
     """
     rows, cols = x.shape
-    of = (x,) if dx is None else (x, dx)
-    flags = f"{lies(*of)}, {_text(streams)}, {_text(dx is not None)}"
-    kinds = f"{C_TYPE[x.dtype]}, {row.vectors}, {row.lanes}, {flags}, {options.kinds}"
     written, given = x if dx is None else dx, loss if dloss is None else dloss
+    flags = f"{_lie(x, written)}, {_text(streams)}, {_text(dx is not None)}"
+    types = f"{C_TYPE[x.dtype]}, {C_TYPE[written.dtype]}"
+    kinds = f"{types}, {row.vectors}, {row.lanes}, {flags}, {options.kinds}"
     args = (
         x, target, *options.weights(loss), given, loss, lse, loss if lse_rest is None else lse_rest,
         written, rows, cols, x.stride(0), written.stride(0), given.stride(0), options.ignore_index,
@@ -241,10 +242,15 @@ def _shard_work(x: Tensor, target: Tensor, loss: Tensor, options: Options) -> li
     if x.dtype != torch.float32:
         return work
     work += finish(target, partials, loss, loss, None, options, x.shape[1])
-    for dtype in (torch.float16, torch.bfloat16):
-        dx = x.to(dtype)
+    for dx in _gradients(x)[1:]:
         work += backward(None, x, target, loss, None, dx, options, True)
     return work
+
+
+def _gradients(x: Tensor) -> list[Tensor]:
+    """Of every type that the gradient by x may have."""
+    halves = (torch.float16, torch.bfloat16) if x.dtype == torch.float32 else ()
+    return [x, *(x.to(dtype) for dtype in halves)]
 
 
 def instances(
@@ -273,8 +279,9 @@ def instances(
                     else:
                         work += split(x, target, loss, loss, None, options, folded)
                     if kept.kernel == "registers":
-                        tensors_too = (x, target, loss, loss, loss, None, x)
-                        work += in_registers(*tensors_too, options, kept, True)
+                        for dx in _gradients(x):
+                            tensors_too = (x, target, loss, loss, loss, None, dx)
+                            work += in_registers(*tensors_too, options, kept, True)
                     for launch in work:
                         found[launch.file, launch.symbol] = None
     return list(found)

@@ -6,17 +6,18 @@
 // Of what the first lane of a group holds, element l for lane l < N.
 template <int GROUP, typename Y, int N>
 __device__ __forceinline__ Y element_of_first_lane(const float (&x)[N]) {
-  constexpr int M = Vector<Y>::N, IN_WORD = 4 / sizeof(Y);  // elements of 16 and of 4 bytes
+  constexpr int IN_WORD = 4 / sizeof(Y);  // elements of 4 bytes
   const int lane = lane_id() % GROUP, first = lane_id() - lane;
   uint32_t mine = 0;
 #pragma unroll
-  for (int part = 0; part < N / M; ++part) {
-    const uint4 packed = pack<Y>(*reinterpret_cast<const float (*)[M]>(x + part * M));
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const uint32_t word = __shfl_sync(0xffffffffu, word_of(packed, i), first);
-      mine = lane / IN_WORD == part * 4 + i ? word : mine;
-    }
+  for (int i = 0; i < N / IN_WORD; ++i) {
+    uint32_t packed;
+    if constexpr (IN_WORD == 1)
+      packed = float_to_bits(x[i]);
+    else
+      packed = pack_pair<Y>(x[2 * i], x[2 * i + 1]);
+    const uint32_t word = __shfl_sync(0xffffffffu, packed, first);
+    mine = lane / IN_WORD == i ? word : mine;
   }
   return element_in<Y>(mine, lane % IN_WORD);
 }

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from online_softmax import linearfast
 from online_softmax.ceops import Options
 from online_softmax.library import linear_traced
 from online_softmax.library.linear_traced import INSTEAD, NAME
@@ -51,11 +52,14 @@ def of_linear(
     given = (rows, linear_weight, linear_bias, target, weight)
     needs = [records and t is not None and t.requires_grad for t in given[:3]]
     if memory == "fast" and reduction != "none" and any(needs):
-        loss = linear_traced.op_with_gradient(*given, *options, check, needs, kernel)[0]
+        is_done = linearfast.divides(reduction, dtype)
+        how = (is_done, check, needs, kernel)
+        loss = linear_traced.op_with_gradient(*given, *options, *how)[0]
     else:
+        is_done = False
         loss = linear_traced.op(*given, *options, check, kernel)[0]
         loss = loss.sum() if reduction != "none" else loss.reshape(target.shape)
-    if reduction == "mean":
+    if reduction == "mean" and not is_done:
         counted = Targets.of(target, linear_weight.shape[0], o.ignore_index)
         total = (
             counted.counts.sum() if weight is None else counted.weights(weight, weight.dtype).sum()

@@ -2,8 +2,8 @@
 
 One route for eager and compiled calls: beside its products the cost of an op is nothing. The
 backward ops are not differentiable, and there is no forward mode: each says so. `*_with_gradient`
-keeps gradients for an upstream of 1 in float32 (float64), which `*_rescale` multiplies. Arguments
-are those of `linearops`, but target may have any shape, so that an error names the place in it.
+keeps gradients for an upstream of 1, which `*_rescale` multiplies. Arguments are those of
+`linearops` and `linearfast`, but target may have any shape, so that an error names the place in it.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from online_softmax import ceops, linearops
+from online_softmax import ceops, linearfast, linearops
 from online_softmax.ceops import Options
 from online_softmax.library.private import (
     SingleLevelFunction,
     after_autograd,
     below_autograd,
+    keeps_graph,
 )
 from online_softmax.library.traced import library
 from online_softmax.reference.ops import sum_dtype
+from online_softmax.rowops import is_batch, with_values
 
 NAME = "linear_cross_entropy"
 INSTEAD = "cross_entropy(linear(input, linear_weight, linear_bias), target, ...) can"
@@ -42,8 +44,8 @@ library.define(
     f"bool[3] needs, str kernel) -> {_GRADIENTS}"
 )
 library.define(
-    f"{NAME}_with_gradient({_GIVEN}, {_OPTIONS}, bool check_target, bool[3] needs, str kernel) "
-    "-> (Tensor, Tensor, Tensor, Tensor)"
+    f"{NAME}_with_gradient({_GIVEN}, {_OPTIONS}, bool is_mean, bool check_target, bool[3] needs, "
+    "str kernel) -> (Tensor, Tensor, Tensor, Tensor)"
 )
 library.define(
     f"{NAME}_rescale(Tensor made, Tensor dloss, Tensor target, int classes, int ignore_index, "
@@ -95,11 +97,12 @@ def _run_backward(
 def _run_with_gradient(
     x: Tensor, w: Tensor, b: Any, target: Tensor, weight: Any, *rest: Any
 ) -> Any:
-    *options, check, needs, kernel = rest
+    *options, is_mean, check, needs, kernel = rest
     o, given = LinearOptions(*options), (x, w, b, target.flatten(), weight)
     _check_target(target, len(w), o, check)
     with _without_autocast(x):
-        return linearops.forward_with_gradient(*given, o.dtype, o.of_row, tuple(needs), kernel)
+        how = (o.dtype, o.of_row, is_mean, tuple(needs), kernel)
+        return linearfast.forward_with_gradient(*given, *how)
 
 
 def _without_autocast(x: Tensor) -> Any:
@@ -121,17 +124,21 @@ def _fake_backward(dloss: Any, x: Tensor, w: Tensor, b: Tensor | None, *rest: An
 
 
 def _fake_with_gradient(x: Tensor, w: Tensor, b: Any, target: Any, weight: Any, *rest: Any) -> Any:
-    wide = sum_dtype(rest[0])
-    return x.new_empty((), dtype=wide), *_fake_gradients(x, w, b, rest[-2], wide)
+    dtype = rest[0]
+    return x.new_empty((), dtype=sum_dtype(dtype)), *_fake_gradients(x, w, b, rest[-2], dtype)
 
 
 def _fake_gradients(
-    x: Tensor, w: Tensor, b: Tensor | None, needs: Any, dtype: torch.dtype | None = None
+    x: Tensor, w: Tensor, b: Tensor | None, needs: Any, products: torch.dtype | None = None
 ) -> tuple[Tensor, ...]:
+    """products: their type, where gradients are held for the backward."""
     given = (x, w, x if b is None else b)
+    dtypes = [
+        t.dtype if products is None else linearfast.held_dtype(t.dtype, products) for t in given
+    ]
     return tuple(
-        t.new_empty(t.shape if need else (0,), dtype=dtype or t.dtype)
-        for t, need in zip(given, needs, strict=True)
+        t.new_empty(t.shape if need else (0,), dtype=dtype)
+        for t, need, dtype in zip(given, needs, dtypes, strict=True)
     )
 
 
@@ -143,7 +150,7 @@ for _suffix, _compute, _of_fakes in (
     ("", _run, _fake),
     ("_backward", _run_backward, _fake_backward),
     ("_with_gradient", _run_with_gradient, _fake_with_gradient),
-    ("_rescale", linearops.rescale, _fake_rescale),
+    ("_rescale", linearfast.rescale, _fake_rescale),
 ):
     library.impl(f"{NAME}{_suffix}", _compute, "CompositeExplicitAutograd")
     library.impl(f"{NAME}{_suffix}", _of_fakes, "Meta")
@@ -210,10 +217,19 @@ class OpWithGradient(_Below):
         target, *made = ctx.saved_tensors
         facts = (dloss, target, ctx.classes, ctx.ignore_index)
         found = [
-            op_rescale(each, *facts, dtype) if need and dloss is not None else None
+            _rescaled(each, dtype, facts) if need and dloss is not None else None
             for each, dtype, need in zip(made, ctx.dtypes, ctx.needs, strict=True)
         ]
-        return None, *found, *(None,) * (5 + _COUNT)
+        return None, *found, *(None,) * (6 + _COUNT)
+
+
+def _rescaled(made: Tensor, dtype: torch.dtype, facts: tuple[Any, ...]) -> Tensor:
+    """Over `made` where it has the dtype and no other backward can ask for it."""
+    is_plain = type(made) is Tensor and type(facts[0]) is Tensor and not is_batch(facts[0])
+    if is_plain and made.dtype == dtype and not keeps_graph():
+        return linearfast.rescale_in_place(made, with_values(facts[0]), *facts[1:])
+    found: Tensor = op_rescale(made, *facts, dtype)
+    return found
 
 
 class OpBackward(_Below):

@@ -20,6 +20,7 @@ SingleLevelFunction = _SingleLevelFunction
 functorch_active = torch._C._are_functorch_transforms_active
 below_autograd = torch._C._AutoDispatchBelowAutograd
 after_autograd = torch._C._after_autograd_keyset
+keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 dispatch_key = torch._C.DispatchKey
 dispatch_keys = torch._C.DispatchKeySet
 without_keys = torch._C._ExcludeDispatchKeyGuard
