@@ -212,3 +212,16 @@ def ptx(text: str) -> list[str]:
 def bare_numbers(text: str) -> list[str]:
     """log2(e) without its name, and finite stand-ins for infinity."""
     return re.findall(r"1\.4426\d*|FLT_MAX|-\s*(?:1[eE]\+?\d\d|5e4|3\.4028\d*)", text)
+
+
+# ---- what pages say
+
+
+def missing_tests(text: str) -> list[str]:
+    """Tests that a page names and nobody has."""
+    wrong = []
+    for file, test in re.findall(r"(tests/\w+\.py)(?:::(\w+))?", text):
+        path, wanted = ROOT / file, f"def {test}(" if test else ""
+        if not path.is_file() or wanted not in path.read_text():
+            wrong.append(f"{file}::{test}")
+    return wrong

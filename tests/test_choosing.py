@@ -20,6 +20,12 @@ KINDS = {
     "ragged columns, float32": (["float32"], True),
     "ragged columns, 16 bits": (["float16", "bfloat16"], True),
 }
+LOSSES = {"loss": "cross_entropy", "with gradient": "cross_entropy_in_forward"}
+LOSS_KINDS = {
+    "classes, float32": (["float32"], [False]),
+    "ragged classes, float32": (["float32"], [True]),
+    "classes, 16 bits, ragged too": (["float16", "bfloat16"], [False, True]),
+}
 SAMPLES = 48  # of a step
 PAST = 2**24  # columns: more than any step
 WHOLE = 8  # columns that are whole vectors in any type
@@ -71,7 +77,11 @@ def agree(op: str, dtype: str, arch: str, steps: list[tuple[str, str]], is_ragge
     for most, name in steps:
         last = PAST if most == "more" else int(most.replace(",", ""))
         several = sampled(least, last, is_ragged)
-        planned = named([rowplan.numbers(op, cols, dtype, arch) for cols in several])
+        cuts = [rowplan.numbers(op, cols, dtype, arch) for cols in several]
+        if op in rowplan.LOSSES:  # which have no kernel that streams
+            parts = rowplan.split(1, "")
+            cuts = [each if each.kernel == "registers" else parts for each in cuts]
+        planned = named(cuts)
         assert planned == name, f"{op} {dtype} {arch}: {least} to {last} columns"
         least = last + 1
     assert steps[-1][0] == "more"
@@ -89,6 +99,29 @@ def test_the_cuts_with_clusters(heading: str, arch: str) -> None:
         for op in HEADINGS[head[place]]:
             for dtype in dtypes:
                 agree(op, dtype, arch, [step for step in steps if step[0]], is_ragged)
+
+
+@pytest.mark.parametrize("arch", rowplan.CLUSTER_ARCHES)
+@pytest.mark.parametrize("heading", LOSS_KINDS)
+def test_the_cuts_of_cross_entropy(heading: str, arch: str) -> None:
+    (table,) = [each for each in tables() if each[0][0] == heading]
+    head, *lines = table
+    assert [LOSSES[each] for each in head[1::2]] == list(rowplan.LOSSES)
+    dtypes, kinds = LOSS_KINDS[heading]
+    for place in range(1, len(head), 2):
+        steps = [(line[place - 1].removeprefix("to "), line[place]) for line in lines]
+        for dtype, is_ragged in itertools.product(dtypes, kinds):
+            given = [step for step in steps if step[0]]
+            agree(LOSSES[head[place]], dtype, arch, given, is_ragged)
+
+
+@pytest.mark.parametrize(("loss", "like"), [("cross_entropy", "logsumexp"),
+                                            ("cross_entropy_in_forward", "softmax")])  # fmt: skip
+def test_the_cuts_of_cross_entropy_elsewhere(loss: str, like: str) -> None:
+    """The page says that they are those of another operation."""
+    for dtype, cols in itertools.product(rowplan.ITEM_BYTES, sampled(1, PAST, False)):
+        found = [rowplan.numbers(op, cols, dtype, "sm_80") for op in (loss, like)]
+        assert found[0] == found[1], (dtype, cols)
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_86", "sm_89", "sm_120"])

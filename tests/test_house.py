@@ -26,6 +26,7 @@ from house import (
     framework_headers,
     hits,
     imported,
+    missing_tests,
     ptx,
     subtractions_c,
     subtractions_py,
@@ -245,6 +246,12 @@ def test_documents_are_what_the_generator_writes():
     assert ROOT / "README.md" in documents
     stale = [path.name for path, text in documents.items() if path.read_text() != text]
     assert stale == [], "run `make readme`"
+
+
+def test_pages_name_tests_that_there_are():
+    assert missing_tests("tests/house.py, tests/house.py::none") == ["tests/house.py::none"]
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    assert [wrong for page in pages for wrong in missing_tests(page.read_text())] == []
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ def numbers(op: str, cols: int, dtype: str, arch: str) -> Row:
     for cut in RAGGED_LANDED if ragged and kind == "backward" and has_clusters(arch) else ():
         if row <= cut[0]:
             return _landed(row, cut)
-    why = f"{cols} columns are past what one read holds: parts of a row, two kernels"
+    why = f"no other kernel is planned for {cols} columns: parts of a row, two kernels"
     parts = SPLIT_CUTS.get(kind, SPLIT_CUT)
     return split(row, why, SPLIT_RAGGED.get((kind, item), parts) if ragged else parts)
 

@@ -37,7 +37,7 @@ Examples:
   online-softmax trace 1 5 3 9 2
   online-softmax trace 1 5 3 9 2 --block 3
   online-softmax trace 1000 -inf -3 nan"""
-EXPLAIN = """Say which kernel to choose for the softmax of ROWS x COLS, why, and why no other.
+EXPLAIN = """Say which kernel to choose for the softmax or cross-entropy of ROWS x COLS, and why.
 
 \b
 Examples:
