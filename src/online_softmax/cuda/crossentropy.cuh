@@ -168,7 +168,7 @@ __device__ __forceinline__ Folded fold_logits(S& share, const typename S::At& at
     else
       raise_capped<false>(share, at, logit, shift, terms);
     const float sum = group_sum<S>(terms.sums, at, terms.after);
-    return {{logit.z(top), sum * shift.back()}, shift, top};
+    return {{logit.z(top), shift.d(sum)}, shift, top};
   } else {
     return fold_share<KEEP>(share, at, logit.scale);
   }

@@ -19,8 +19,13 @@ struct Shift {
   __device__ float term(float x) const {
     return exponential2(COARSE ? (x - raw) * c : fused(x, c, -product));
   }
-  // What a term must be multiplied with to be exp(x scale - shift).
-  __device__ float back() const { return is_coarse() ? 1.0f : exponential2(-lost); }
+  // What a term must be multiplied with to be exp(x scale - shift). Of the maximum's own term 1 is left,
+  // or the float below: the reciprocal has that term's error, which 2^(-lost) has not.
+  __device__ float back() const { return is_coarse() ? 1.0f : 1.0f / exponential2(lost); }
+  // d from the sum of the terms: at least what the maximum's own counts for, where there are any.
+  __device__ float d(float sum) const {
+    return sum > 0.0f ? maximum(::product(sum, back()), 1.0f) : 0.0f;
+  }
 };
 
 // Which row a group of lanes works on, and its first vector.
@@ -167,7 +172,7 @@ __device__ __forceinline__ Folded fold_share(S& share, const typename S::At& at,
   for (int a = 0; KEEPS && a < S::AFTER; ++a) share.after[a] = terms.after[a];
   const float sum = group_sum<S>(terms.sums, at, terms.after);
   // top scale: with scale 0 an empty share would become NaN; callers bring normal numbers alone.
-  return {{product(top, scale), sum * shift.back()}, shift, top};
+  return {{product(top, scale), shift.d(sum)}, shift, top};
 }
 
 // Keeps the compiler from unpacking early and holding floats in place of the words: `zero` is 0, but

@@ -73,7 +73,7 @@ __device__ __forceinline__ Spread spread_of(const S& share, float top, float sca
     add_terms<false>(share, shift, d, t);
   const float back = shift.back(), lost = shift.is_coarse() ? 0.0f : shift.lost;
   const float m = product(top, scale);
-  return {m, product(d, back), product(product(fused(-lost, d, t), back), LN_2), 0.0f};
+  return {m, shift.d(d), product(product(fused(-lost, d, t), back), LN_2), 0.0f};
 }
 
 // ---- order: codes are integers that grow as elements do. NaN's is the largest; that of -0 is unused.
