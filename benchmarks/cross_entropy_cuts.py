@@ -26,11 +26,12 @@ from online_softmax.cuda.launch import Launch
 from online_softmax.lab import ceilings, inputs, scriptlog
 from online_softmax.lab.benchfile import header_line
 from online_softmax.rowplan import Row
+from online_softmax.rowtables import SHARES
 
 COLS = "4096,8192,16384,32000,50257,65536,128256,128257,151936,201088,262144"
 BYTES = 1 << 29  # of the logits: far past any L2
 SETS, REPEATS = 2, 7
-BACKWARD_CUTS = ((4, 64), (4, 128), (4, 256), (8, 64), (2, 64))  # vectors a lane, threads
+BACKWARD_CUTS = ((64, 4), (128, 4), (256, 4), (64, 8), (64, 2))  # threads, vectors a lane
 ARCH = "sm_90a"
 Calls = dict[str, Callable[[int], list[Launch]]]
 
@@ -57,13 +58,8 @@ def calls(
     def of_both(row: Row, i: int) -> list[Launch]:
         return ce.in_registers(x[i], target, ones, loss, lse, None, dx[i], options, row, True)
 
-    def of_gradient(vectors: int, block: int, i: int) -> list[Launch]:
-        planned = ce.BACKWARD_VECTORS, ce.BACKWARD_BLOCK
-        ce.BACKWARD_VECTORS, ce.BACKWARD_BLOCK = vectors, block
-        try:
-            return ce.backward(ones, x[i], target, lse, None, dx[i], options, True)
-        finally:
-            ce.BACKWARD_VECTORS, ce.BACKWARD_BLOCK = planned
+    def of_gradient(row: Row, i: int) -> list[Launch]:
+        return ce.backward(ones, x[i], target, lse, None, dx[i], options, True, row=row)
 
     planned = rowplan.numbers(ce.FOLD_OP, cols, dtype, ARCH)
     for row in dict.fromkeys((planned, *rowsweep.sweep("logsumexp", cols, dtype, ARCH))):
@@ -74,8 +70,9 @@ def calls(
         if row.kernel == "registers":
             found["both"][name_of(row, planned)] = lambda i, row=row: of_both(row, i)
     for cut in BACKWARD_CUTS:
-        star = "*" if cut == (ce.BACKWARD_VECTORS, ce.BACKWARD_BLOCK) else ""
-        found["gradient"][f"{cut[0]} x {cut[1]}{star}"] = lambda i, cut=cut: of_gradient(*cut, i)
+        row = rowplan.shares(ce.BACKWARD_OP, cols, x[0].itemsize, cut)
+        star = "*" if cut == SHARES[ce.BACKWARD_OP] else ""
+        found["gradient"][f"{cut[1]} x {cut[0]}{star}"] = lambda i, row=row: of_gradient(row, i)
     return found
 
 

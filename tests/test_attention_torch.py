@@ -205,6 +205,21 @@ def test_what_overrides_torch_functions_is_asked() -> None:
     close(traced(q, q), Model()(q, q))
 
 
+def test_what_overrides_is_asked_about_parts_and_packed_sequences() -> None:
+    def of_part(q: Tensor, ends: Tensor) -> Tensor:
+        return attention_state(q, q, q, softcap=2.0).output()
+
+    def packed(q: Tensor, ends: Tensor) -> Tensor:
+        return attention_varlen(q[0], q[0], q[0], ends, ends, 3, 3, window_size=(1, 0))
+
+    q, ends = torch.randn(1, 4, 3, 4), torch.tensor([0, 1, 4])
+    for made, function in ((of_part, attention_state), (packed, attention_varlen)):
+        traced = torch.fx.symbolic_trace(made)
+        (node,) = (node for node in traced.graph.nodes if node.target is function)
+        assert {"softcap": 2.0, "window_size": (1, 0)}.items() & node.kwargs.items()
+        close(traced(q, ends), made(q, ends))
+
+
 def test_gradients_that_nobody_asked_for() -> None:
     q, k, v = torch.randn(3, 1, 2, 3, 4).unbind()
     bias = torch.randn(3, 3, requires_grad=True)

@@ -144,3 +144,14 @@ def test_errors(name: str) -> None:
     error, message, call = WRONG[name]
     with pytest.raises(error, match=message):
         call()
+
+
+def test_what_overrides_torch_functions_is_asked() -> None:
+    def call(x: Tensor, target: Tensor) -> Tensor:
+        return token_stats(x, target, temperature=0.5).entropy
+
+    traced = torch.fx.symbolic_trace(call)
+    (node,) = (node for node in traced.graph.nodes if node.target is token_stats)
+    assert node.kwargs == {"top_k": 0, "temperature": 0.5}
+    x, target = torch.randn(3, 5), torch.tensor([0, 4, 1])
+    close(traced(x, target), call(x, target))

@@ -143,6 +143,12 @@ def attention_state(
         True
     """
     name = "attention_state"
+    given = tuple(t for t in (q, k, v, bias, mask) if t is not None)
+    if not all(isinstance(t, Tensor) for t in given) and has_torch_function(given):
+        return handle_torch_function(
+            attention_state, given, q, k, v, causal=causal, scale=scale, window=window,
+            softcap=softcap, bias=bias, mask=mask, kernel=kernel,
+        )  # fmt: skip
     check_tokens(name, q, k, v, 4, ("q", "k", "v"))
     options = check_options(name, causal, scale, window, softcap, "zero")
     bias, mask = (check_beside(name, what, t, q, k) for what, t in (("bias", bias), ("mask", mask)))
@@ -199,6 +205,13 @@ def attention_varlen(
         torch.Size([5, 2, 16])
     """
     name = "attention_varlen"
+    given = tuple(t for t in (query, key, value, cu_seq_q, cu_seq_k, sinks) if t is not None)
+    if not all(isinstance(t, Tensor) for t in given) and has_torch_function(given):
+        return handle_torch_function(
+            attention_varlen, given, query, key, value, cu_seq_q, cu_seq_k, max_q, max_k,
+            causal=causal, scale=scale, window_size=window_size, softcap=softcap, sinks=sinks,
+            return_lse=return_lse, empty=empty, kernel=kernel,
+        )  # fmt: skip
     check_tokens(name, query, key, value, 3, ("query", "key", "value"))
     check_sequences(name, query, cu_seq_q, cu_seq_k)
     lengths = (check_length(name, "max_q", max_q), check_length(name, "max_k", max_k))

@@ -190,10 +190,8 @@ def _losses(
         loss = loss + o.label_smoothing * (below + rows.of_all * log_d)
     if o.z_loss:
         loss = loss + o.z_loss * lse.square()
-    if lse_rest is not None:  # the exact sum of two floats
-        added = lse - m
-        lost = (m - (lse - added)) + (log_d - added)
-        lse_rest.copy_(torch.where(m.isfinite(), lost, 0.0))
+    if lse_rest is not None:
+        lse_rest.copy_(reference.lost_of_lse(m, log_d, lse))
     return rows.targets.losses(loss), lse
 
 

@@ -105,6 +105,15 @@ def _op(with_gradient: bool) -> str:
     return crossentropy_launch.GRADIENT_OP if with_gradient else crossentropy_launch.FOLD_OP
 
 
+def launch_options(weight: Tensor | None, o: Options) -> crossentropy_launch.Options:
+    """A loss's options as its launches take them; weight: (classes) float32, or None."""
+    from online_softmax.cuda import crossentropy_launch
+
+    weight = None if weight is None else weight.contiguous()
+    total = weight.sum() if weight is not None and o.label_smoothing else None
+    return crossentropy_launch.Options(weight, total, *o)
+
+
 def forward(
     logits: Tensor,
     target: Tensor,
@@ -126,7 +135,7 @@ def forward(
         options: those of `reference.cross_entropy.Options`.
     """
     loss, lse = (_of_rows(logits) for _ in range(2))
-    o = _options(weight, Options(**options))
+    o = launch_options(weight, Options(**options))
     _run(_losses(logits, target.contiguous(), loss, lse, lse_rest, o, kernel), logits)
     return Losses(loss, lse)
 
@@ -157,7 +166,7 @@ def backward(
             of their type, or of any of the three if they are float32. None: a tensor of its own.
     """
     dx = _result(logits) if out is None else out
-    o = _options(weight, Options(**options))
+    o = launch_options(weight, Options(**options))
     tensors = (dloss, logits, target.contiguous(), lse, lse_rest, dx)
     _run(_gradient(*tensors, o, dlse=dlse), logits)
     return dx
@@ -185,7 +194,7 @@ def forward_with_gradient(
     rows = logits.shape[0]
     loss, lse = (_of_rows(logits) for _ in range(2))
     dx = _result(logits) if out is None else out
-    o = _options(weight, Options(**options))
+    o = launch_options(weight, Options(**options))
     target, dloss = target.contiguous(), dloss.expand(rows)
     row = None if kernel == "split" else rowkernels.numbers(_op(True), logits, kernel)
     if row is not None and row.kernel == "registers":
@@ -198,14 +207,6 @@ def forward_with_gradient(
         work += _gradient(dloss, logits, target, lse, rest, dx, o)
     _run(work, logits)
     return LossesAndGradient(loss, lse, dx)
-
-
-def _options(weight: Tensor | None, o: Options) -> crossentropy_launch.Options:
-    from online_softmax.cuda import crossentropy_launch
-
-    weight = None if weight is None else weight.contiguous()
-    total = weight.sum() if weight is not None and o.label_smoothing else None
-    return crossentropy_launch.Options(weight, total, *o)
 
 
 def _of_rows(logits: Tensor) -> Tensor:

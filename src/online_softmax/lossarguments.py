@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from online_softmax import ceops
+from online_softmax import catalogue, ceops
 from online_softmax.arguments import check_dim, check_kernel
 from online_softmax.reference.ops import FP8
 
@@ -169,10 +169,11 @@ def check_loss_kernel(name: str, kernel: Any, is_classes: bool) -> str:
     """A kernel's name, or "" for None."""
     if kernel is None:
         return ""
-    known = check_kernel(name, kernel)
-    if is_classes and known not in ceops.KERNELS:
-        there = ", ".join(ceops.KERNELS)
-        raise ValueError(
-            f"{name}(): kernel {known!r} cannot run this: where target is classes there are {there}"
-        )
-    return known
+    if not is_classes:
+        return check_kernel(name, kernel)
+    if isinstance(kernel, str) and kernel in ceops.KERNELS:
+        return kernel
+    there = ", ".join(ceops.KERNELS)
+    is_other = isinstance(kernel, str) and kernel in catalogue.KERNELS
+    what = f"kernel {kernel!r} cannot run this" if is_other else f"no kernel is named {kernel!r}"
+    raise ValueError(f"{name}(): {what}: where target is classes there are {there}")

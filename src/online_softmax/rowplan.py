@@ -27,6 +27,7 @@ from online_softmax.rowtables import (
     RAGGED,
     RAGGED_LANDED,
     SHARED,
+    SHARES,
     SPLIT_CUT,
     SPLIT_CUTS,
     SPLIT_RAGGED,
@@ -184,6 +185,21 @@ def split(row: int, why: str, cut: tuple[int, int] = SPLIT_CUT) -> Row:
     near = range(about - about // 4, about + about // 4 + 1)
     a_part = min(near, key=lambda n: (-warps % n, -n))
     return Row("split", vectors, 0, a_part * WARP, parts=ceil_div(warps, a_part), why=why)
+
+
+def shares(op: str, cols: int, item_bytes: int, cut: tuple[int, int] | None = None) -> Row:
+    """A gradient that needs no other part of its row: some lanes a row, or a warp a part of it.
+
+    cut: threads, vectors a lane at most; None: those of the operation.
+
+    >>> shares("cross_entropy_backward", 128_256, 2).parts
+    126
+    """
+    (block, most), row = cut or SHARES[op], vectors_a_row(cols, item_bytes)
+    lanes = next_power_of_two(ceil_div(row, most))
+    if lanes <= WARP:
+        return Row("registers", ceil_div(row, lanes), lanes, block)
+    return Row("registers", most, 0, block, parts=ceil_div(row, most * WARP))
 
 
 def streamed(row: int, op: str, cut: tuple[int, int] | None = None) -> Row:

@@ -96,6 +96,9 @@ FOLD_MOST: Cut = (16384, 16, 8)  # the longest row that one read of registers fo
 SPLIT_CUT = 4, 8
 SPLIT_CUTS = {"logsumexp": (8, 8)}
 SPLIT_RAGGED = {("logsumexp", 2): (8, 4)}
+# Gradients from what each row has been summarised to, for which no lane waits for another: (threads
+# a block, vectors a lane at most).
+SHARES = {"cross_entropy_backward": (64, 4), "token_stats_backward": (256, 4)}
 LONG = 16384  # vectors: longer rows take all the blocks that their cut allows
 MAX_ROW_BLOCK = 512  # threads: 128 registers each
 MAX_BLOCK_OF_10 = 448  # where a lane has 10 vectors: rows.cu

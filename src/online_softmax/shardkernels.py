@@ -6,16 +6,14 @@ vocabulary is split over devices by them. Logits as for `cekernels`; all else is
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from online_softmax import catalogue, cekernels
+from online_softmax.reference.cross_entropy import Options
 from online_softmax.reference.shards import Shard, merge
-
-if TYPE_CHECKING:
-    from online_softmax.cuda.crossentropy_launch import Options
 
 __all__ = ["Shard", "backward", "finish", "fold", "merge", "takes"]
 
@@ -27,12 +25,7 @@ def fold(
     target: Tensor,
     weight: Tensor | None,
     shard: Shard,
-    *,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    softcap: float | None = None,
-    scale: float = 1.0,
+    **options: Any,
 ) -> Tensor:
     """The partials of a shard's rows, (rows, parts, fields): one read of its logits.
 
@@ -41,11 +34,11 @@ def fold(
     from online_softmax.cuda import crossentropy_launch, launch
 
     rows, cols = logits.shape
-    options = _options(weight, ignore_index, label_smoothing, z_loss, softcap, scale)
+    o = cekernels.launch_options(weight, Options(**options))
     parts = crossentropy_launch.shard_parts(cols, logits.itemsize)
-    partials = torch.empty((rows, parts, options.fields), device=logits.device)
+    partials = torch.empty((rows, parts, o.fields), device=logits.device)
     tensors = (logits, target.contiguous(), partials)
-    launch.run(crossentropy_launch.fold_shard(*tensors, options, *shard), logits.device)
+    launch.run(crossentropy_launch.fold_shard(*tensors, o, *shard), logits.device)
     return partials
 
 
@@ -55,21 +48,17 @@ def finish(
     weight: Tensor | None,
     classes: int,
     *,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    softcap: float | None = None,
-    scale: float = 1.0,
     lse_rest: Tensor | None = None,
+    **options: Any,
 ) -> tuple[Tensor, Tensor]:
     """The loss of each row and its lse from the partials of all shards; arguments as for the
     reference, lse_rest contiguous."""
     from online_softmax.cuda import crossentropy_launch, launch
 
     loss, lse = (torch.empty(len(partials), device=partials.device) for _ in range(2))
-    options = _options(weight, ignore_index, label_smoothing, z_loss, softcap, scale)
+    o = cekernels.launch_options(weight, Options(**options))
     tensors = (target.contiguous(), partials.contiguous(), loss, lse, lse_rest)
-    launch.run(crossentropy_launch.finish(*tensors, options, classes), partials.device)
+    launch.run(crossentropy_launch.finish(*tensors, o, classes), partials.device)
     return loss, lse
 
 
@@ -81,14 +70,10 @@ def backward(
     weight: Tensor | None,
     shard: Shard,
     *,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    softcap: float | None = None,
-    scale: float = 1.0,
     lse_rest: Tensor | None = None,
     dlse: Tensor | None = None,
     out: Tensor | None = None,
+    **options: Any,
 ) -> Tensor:
     """The gradient by a shard's logits: one read, one write; arguments as for the reference.
 
@@ -97,26 +82,9 @@ def backward(
     from online_softmax.cuda import crossentropy_launch, launch
 
     dx = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device) if out is None else out
-    options = _options(weight, ignore_index, label_smoothing, z_loss, softcap, scale)
+    o = cekernels.launch_options(weight, Options(**options))
     streams = catalogue.streams(logits, 2)
     tensors = (dloss, logits, target.contiguous(), lse.contiguous(), lse_rest, dx)
-    work = crossentropy_launch.backward(*tensors, options, streams, dlse, *shard)
+    work = crossentropy_launch.backward(*tensors, o, streams, dlse, *shard)
     launch.run(work, logits.device)
     return dx
-
-
-def _options(
-    weight: Tensor | None,
-    ignore_index: int,
-    smoothing: float,
-    z_loss: float,
-    softcap: float | None,
-    scale: float,
-) -> Options:
-    from online_softmax.cuda import crossentropy_launch
-
-    weight = None if weight is None else weight.contiguous()
-    total = weight.sum() if weight is not None and smoothing else None
-    return crossentropy_launch.Options(
-        weight, total, ignore_index, float(smoothing), z_loss, softcap, scale
-    )

@@ -6,6 +6,7 @@ import operator
 from typing import Any
 
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
 
 from online_softmax import library
 from online_softmax.arguments import check_input
@@ -59,6 +60,11 @@ def token_stats(
         (tensor([[-0.4076, -1.4076]]), tensor([[0, 2]]))
     """
     name = "token_stats"
+    given = (logits,) if target is None else (logits, target)
+    if not all(isinstance(t, Tensor) for t in given) and has_torch_function(given):
+        return handle_torch_function(
+            token_stats, given, logits, target, top_k=top_k, temperature=temperature
+        )
     check_input(name, logits, "logits")
     if logits.dim() == 0 or logits.shape[-1] == 0:
         raise RuntimeError(

@@ -18,7 +18,6 @@ from online_softmax.plan import MAX_GRID
 from online_softmax.reference.ops import FP8
 
 MOST_COLS = 1 << 24  # ranks are added in float32, where they are exact
-MOST_TOP_K = 128  # that the kernels find; past that the rows are sorted
 
 
 class Stats(NamedTuple):
@@ -49,7 +48,8 @@ def forward(
 ) -> Stats:
     """Statistics of each row: one read of the logits, nothing of their size is held.
 
-    Past MOST_TOP_K the rows are sorted for the top part, which holds several tensors of their size.
+    Past a top_k of tokenstats_launch.MOST_COUNT the rows are sorted for the top part, which holds
+    several tensors of their size.
 
     Args:
         logits: (rows, cols); `takes` has said yes.
@@ -64,7 +64,7 @@ def forward(
     def new(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=x.device)
 
-    count = top_k if top_k <= MOST_TOP_K else 0
+    count = top_k if top_k <= tokenstats_launch.MOST_COUNT else 0
     results = tokenstats_launch.Results(
         state=new(rows, 2),
         lse=new(rows),

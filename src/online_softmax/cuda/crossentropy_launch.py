@@ -15,16 +15,23 @@ from torch import Tensor
 
 from online_softmax import rowplan
 from online_softmax.cuda.launch import C_TYPE, Launch
-from online_softmax.cuda.row_launch import WIDTHS, _exchange_bytes, _grid, _text, lies
-from online_softmax.plan import VECTOR_BYTES, WARP, ceil_div, next_power_of_two
+from online_softmax.cuda.row_launch import (
+    WIDTHS,
+    _exchange_bytes,
+    _grid,
+    _grid_of_shares,
+    _text,
+    lies,
+)
+from online_softmax.plan import VECTOR_BYTES, WARP, ceil_div
 from online_softmax.rowplan import Row
 from online_softmax.rowtables import SPLIT_CUTS
 
 FILE, SPLIT_FILE = "crossentropy.cu", "crossentropy_split.cu"
 BACKWARD_FILE, SHARD_FILE = "crossentropy_backward.cu", "crossentropy_shard.cu"
 HARD, SMOOTH, WEIGHTED = range(3)  # crossentropy.cuh
-BACKWARD_BLOCK, BACKWARD_VECTORS = 64, 4  # threads; vectors a lane holds at most
 FOLD_OP, GRADIENT_OP = "cross_entropy", "cross_entropy_in_forward"  # as rowplan.py knows them
+BACKWARD_OP = "cross_entropy_backward"  # as rowplan.shares does
 FIELDS, FIELDS_SMOOTH = 3, 5  # of a partial; crossentropy_shard.cu
 FINISH_BLOCK = 256  # threads: a warp a row
 
@@ -139,34 +146,28 @@ def backward(
     dlse: Tensor | None = None,
     first: int = 0,
     classes: int | None = None,
+    row: Row | None = None,
 ) -> list[Launch]:
     """The gradient by the logits into dx, which may be x, or apart of any type if x is float32.
 
-    dloss, dlse: (rows) of any stride.
+    dloss, dlse: (rows) of any stride. row: in place of the planned `rowplan.shares`.
     """
     rows, cols = x.shape
     classes = cols if classes is None else classes
-    words = rowplan.vectors_a_row(cols, x.itemsize)
-    lanes = next_power_of_two(ceil_div(words, BACKWARD_VECTORS))
-    if lanes <= WARP:
-        vectors, parts = ceil_div(words, lanes), 1
-        grid = ceil_div(rows * lanes, BACKWARD_BLOCK)
-    else:
-        vectors, lanes = BACKWARD_VECTORS, 0
-        parts = ceil_div(words, vectors * WARP)
-        grid = ceil_div(rows * parts * WARP, BACKWARD_BLOCK)
+    row = row or rowplan.shares(BACKWARD_OP, cols, x.itemsize)
     flags = f"{_lie(x, dx)}, {_text(streams)}"
     types = f"{C_TYPE[x.dtype]}, {C_TYPE[dx.dtype]}"
-    kinds = f"{types}, {vectors}, {lanes}, {flags}, {options.kinds}"
+    kinds = f"{types}, {row.vectors}, {row.lanes}, {flags}, {options.kinds}"
     of_loss, of_lse = (lse if t is None else t for t in (dloss, dlse))
     given = (options.weight, dloss, dlse, lse_rest)
     args = (
         x, target, *options.weights(lse), of_loss, of_lse, lse,
         lse if lse_rest is None else lse_rest, dx, rows, cols, x.stride(0), dx.stride(0),
-        of_loss.stride(0), of_lse.stride(0), first, classes, options.ignore_index, parts,
+        of_loss.stride(0), of_lse.stride(0), first, classes, options.ignore_index, row.parts,
         *(int(t is not None) for t in given), *options.logit(), *options.mix(classes),
     )  # fmt: skip
-    return [Launch(BACKWARD_FILE, f"cross_entropy_backward<{kinds}>", args, grid, BACKWARD_BLOCK)]
+    symbol, grid = f"cross_entropy_backward<{kinds}>", _grid_of_shares(row, rows)
+    return [Launch(BACKWARD_FILE, symbol, args, grid, row.block)]
 
 
 def _lie(x: Tensor, dx: Tensor) -> str:

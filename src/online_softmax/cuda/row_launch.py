@@ -66,6 +66,10 @@ def _grid(row: Row, rows: int) -> int:
     return ceil_div(rows * row.lanes, row.block) if row.lanes else rows * row.cluster
 
 
+def _grid_of_shares(row: Row, rows: int) -> int:
+    return ceil_div(rows * row.parts * (row.lanes or WARP), row.block)
+
+
 def _landed(
     symbol: str, tensors: tuple[Tensor, ...], tail: tuple[Any, ...], row: Row, whole: bool
 ) -> list[Launch]:

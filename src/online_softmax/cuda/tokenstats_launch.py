@@ -14,7 +14,7 @@ from torch import Tensor
 
 from online_softmax import rowplan
 from online_softmax.cuda.launch import C_TYPE, Launch
-from online_softmax.cuda.row_launch import WIDTHS, _text, is_whole, lies
+from online_softmax.cuda.row_launch import WIDTHS, _grid_of_shares, _text, is_whole, lies
 from online_softmax.plan import WARP, ceil_div, next_power_of_two
 from online_softmax.rowplan import Row
 
@@ -26,7 +26,6 @@ WARPS = 8  # a part at most
 MERGED = 4  # parts a warp merges
 MERGE_WARPS = 8  # a row at most
 SPREAD_FLOATS = 4
-BACKWARD_BLOCK, BACKWARD_VECTORS = 256, 4  # threads; vectors a lane holds at most
 
 
 class Results(NamedTuple):
@@ -117,26 +116,18 @@ def backward(
 ) -> list[Launch]:
     """The gradient by the logits into dx, which may be x."""
     rows, cols = x.shape
-    words = rowplan.vectors_a_row(cols, x.itemsize)
-    lanes = next_power_of_two(ceil_div(words, BACKWARD_VECTORS))
-    if lanes <= WARP:
-        vectors, parts = ceil_div(words, lanes), 1
-        grid = ceil_div(rows * lanes, BACKWARD_BLOCK)
-    else:
-        vectors, lanes = BACKWARD_VECTORS, 0
-        parts = ceil_div(words, vectors * WARP)
-        grid = ceil_div(rows * parts * WARP, BACKWARD_BLOCK)
+    row = rowplan.shares("token_stats_backward", cols, x.itemsize)
     flags = f"{lies(x, dx)}, {_text(streams)}"
-    symbol = f"token_stats_backward<{C_TYPE[x.dtype]}, {vectors}, {lanes}, {flags}>"
+    symbol = f"token_stats_backward<{C_TYPE[x.dtype]}, {row.vectors}, {row.lanes}, {flags}>"
     given = [entropy if g is None else g for g in upstream]  # which nobody reads
     has_target = target is not None and upstream.log_prob is not None
     has = int(upstream.lse is not None), int(upstream.entropy is not None), int(has_target)
     strides = (x.stride(0), dx.stride(0), *(g.stride(0) for g in given))
     args = (
         x, entropy if target is None else target, *given, entropy, state, dx, rows, cols, *strides,
-        *has, parts, float(scale),
+        *has, row.parts, float(scale),
     )  # fmt: skip
-    return [Launch(BACKWARD_FILE, symbol, args, grid, BACKWARD_BLOCK)]
+    return [Launch(BACKWARD_FILE, symbol, args, _grid_of_shares(row, rows), row.block)]
 
 
 def instances(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from inspect import signature
 from typing import Any
 
 import torch
@@ -24,7 +23,6 @@ from online_softmax.lab.grid import TOP_K
 from online_softmax.lab.refusal import Refusal
 from online_softmax.lab.rotation import Call, Overwrites
 
-OVERWRITE = "overwrite_logits"  # cross_entropy's option for a gradient in the logits' memory
 Loss = Callable[[Tensor, Tensor], Any]  # of logits and target, a 0-dim tensor
 
 
@@ -92,9 +90,7 @@ def _loss(**options: Any) -> Loss:
 
 
 def _ours_in_place(op: str) -> Call:
-    if OVERWRITE not in signature(online_softmax.cross_entropy).parameters:
-        raise Refusal(f"cross_entropy has no {OVERWRITE} yet")
-    return _in_place(_loss(grad_in_forward=True, **{OVERWRITE: True}))
+    return _in_place(_loss(grad_in_forward=True, overwrite_logits=True))
 
 
 OURS: dict[str, Callable[[str], Call]] = {"ours": _ours, "ours, in place": _ours_in_place}

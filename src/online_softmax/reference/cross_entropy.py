@@ -73,7 +73,7 @@ def forward(
     if o.z_loss:
         loss = loss + o.z_loss * lse.square()
     if lse_rest is not None:
-        lse_rest.copy_(lost_of_lse(state, lse))
+        lse_rest.copy_(lost_of_lse(state.m, torch.log(state.d), lse))
     return rows.losses(loss), lse
 
 
@@ -229,12 +229,11 @@ def _at(index: Tensor, z: Tensor, state: State) -> Tensor:
     return log_prob(z.gather(-1, index.unsqueeze(-1)), state).squeeze(-1)
 
 
-def lost_of_lse(state: State, lse: Tensor) -> Tensor:
+def lost_of_lse(m: Tensor, log_d: Tensor, lse: Tensor) -> Tensor:
     """What rounding took from lse = m + log d, to the last bit; 0 where m is not finite."""
-    log_d = torch.log(state.d)
-    added = lse - state.m
-    lost = (state.m - (lse - added)) + (log_d - added)
-    return torch.where(state.m.isfinite(), lost, 0.0)
+    added = lse - m  # the exact sum of two floats, after Knuth
+    lost = (m - (lse - added)) + (log_d - added)
+    return torch.where(m.isfinite(), lost, 0.0)
 
 
 def _of_class(weight: Tensor, index: Tensor) -> Tensor:

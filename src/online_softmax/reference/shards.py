@@ -18,12 +18,12 @@ differences to r keep their digits whatever offset all logits have.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from online_softmax.reference.cross_entropy import Targets, capped, lost_of_lse, slope
+from online_softmax.reference.cross_entropy import Options, Targets, capped, lost_of_lse, slope
 from online_softmax.reference.online import State
 from online_softmax.reference.ops import result_dtype
 
@@ -42,12 +42,7 @@ def fold(
     target: Tensor,
     weight: Tensor | None,
     shard: Shard,
-    *,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    softcap: float | None = None,
-    scale: float = 1.0,
+    **options: Any,
 ) -> Tensor:
     """The partials of a shard's rows: one read of its logits.
 
@@ -56,18 +51,18 @@ def fold(
         target: (rows) int64, a class of any shard or `ignore_index`.
         weight: (classes) of all shards, or None.
         shard: where the columns are.
-        label_smoothing: only whether there is any matters here.
-        z_loss: has no part in a partial.
-        ignore_index, softcap, scale: as in `reference.cross_entropy`.
+        options: those of `reference.cross_entropy.Options`. Of label_smoothing only whether there
+            is any matters here, and z_loss has no part in a partial.
 
     Returns:
         (rows, parts, 3), with smoothing (rows, parts, 5), float32 or float64; here one part.
     """
-    z = capped(logits, softcap, scale)
+    o = Options(**options)
+    z = capped(logits, o.softcap, o.scale)
     state = State.of(z)
-    place, is_here = _column(target, z.shape[-1], shard, ignore_index)
+    place, is_here = _column(target, z.shape[-1], shard, o.ignore_index)
     fields = [*state, _at(z, place, is_here)]
-    if label_smoothing:
+    if o.label_smoothing:
         w = _weights_of(weight, z, shard)
         below = w * (_reference(state.m).unsqueeze(-1) - z)
         fields += [below.sum(-1), w.sum().expand_as(state.m)]
@@ -94,34 +89,30 @@ def finish(
     weight: Tensor | None,
     classes: int,
     *,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    softcap: float | None = None,
-    scale: float = 1.0,
     lse_rest: Tensor | None = None,
+    **options: Any,
 ) -> tuple[Tensor, Tensor]:
     """The loss of each row and its lse, as `reference.cross_entropy.forward` gives them.
 
     Args:
         partials: (rows, parts, fields), of all shards, in any order.
         classes: of all shards.
-        softcap, scale: have no part in it.
         lse_rest: (rows), to be filled with what rounding took from lse, for `backward`.
-        target, weight and the rest: as for `fold`.
+        target, weight and the options: as for `fold`; softcap and scale have no part in it.
     """
+    o = Options(**options)
     m, d, z, *smooth = merge(partials)[:, 0].unbind(-1)
     log_d = torch.where(m.isfinite(), torch.log(d), math.nan)
     lse = torch.where(m.isfinite(), m + log_d, m)
-    rows = Targets.of(target, classes, ignore_index)
-    loss = (1 - label_smoothing) * rows.weights(weight, m.dtype) * ((m - z) + log_d)
-    if label_smoothing:
+    rows = Targets.of(target, classes, o.ignore_index)
+    loss = (1 - o.label_smoothing) * rows.weights(weight, m.dtype) * ((m - z) + log_d)
+    if o.label_smoothing:
         below, in_all = smooth
-        loss = loss + label_smoothing / max(classes, 1) * (below + in_all * log_d)
-    if z_loss:
-        loss = loss + z_loss * lse.square()
+        loss = loss + o.label_smoothing / max(classes, 1) * (below + in_all * log_d)
+    if o.z_loss:
+        loss = loss + o.z_loss * lse.square()
     if lse_rest is not None:
-        lse_rest.copy_(lost_of_lse(State(m, d), lse))
+        lse_rest.copy_(lost_of_lse(m, log_d, lse))
     return rows.losses(loss), lse
 
 
@@ -133,14 +124,10 @@ def backward(
     weight: Tensor | None,
     shard: Shard,
     *,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    softcap: float | None = None,
-    scale: float = 1.0,
     lse_rest: Tensor | None = None,
     dlse: Tensor | None = None,
     out: Tensor | None = None,
+    **options: Any,
 ) -> Tensor:
     """The gradient by a shard's logits, (rows, cols), rounded once to out's dtype, or theirs.
 
@@ -151,29 +138,31 @@ def backward(
         out: of logits' shape, to be filled.
         logits, target and the rest: as for `fold`.
     """
-    z = capped(logits, softcap, scale)
-    rows = Targets.of(target, shard.classes, ignore_index)
+    o = Options(**options)
+    z = capped(logits, o.softcap, o.scale)
+    rows = Targets.of(target, shard.classes, o.ignore_index)
     log_p = z - lse.unsqueeze(-1)
     if lse_rest is not None:
         log_p = log_p - lse_rest.unsqueeze(-1)
     p = torch.where(lse.unsqueeze(-1).isfinite(), log_p.exp(), math.nan)
     given = torch.zeros_like(lse) if dloss is None else dloss.to(lse.dtype)
     given = torch.where(rows.counts, given, 0.0)
-    own = (1 - label_smoothing) * rows.weights(weight, z.dtype)
-    whole, soft = own + 2 * z_loss * lse if z_loss else own, label_smoothing / max(shard.classes, 1)
-    if label_smoothing:
+    own = (1 - o.label_smoothing) * rows.weights(weight, z.dtype)
+    soft = o.label_smoothing / max(shard.classes, 1)
+    whole = own + 2 * o.z_loss * lse if o.z_loss else own
+    if o.label_smoothing:
         whole = whole + soft * (shard.classes if weight is None else weight.to(z.dtype).sum())
     a = given * whole if dlse is None else given * whole + dlse.to(lse.dtype)
     dz = a.unsqueeze(-1) * p
-    if label_smoothing:
+    if o.label_smoothing:
         dz = dz - soft * given.unsqueeze(-1) * _weights_of(weight, z, shard)
-    place, is_here = _column(target, z.shape[-1], shard, ignore_index)
+    place, is_here = _column(target, z.shape[-1], shard, o.ignore_index)
     if z.shape[-1]:
         hit = torch.where(is_here, given * own, 0.0)
         dz = dz.scatter_add(-1, place.unsqueeze(-1), -hit.unsqueeze(-1))
     if dlse is None:
         dz = torch.where(rows.counts.unsqueeze(-1), dz, 0.0)
-    dx = slope(z, softcap, scale) * dz
+    dx = slope(z, o.softcap, o.scale) * dz
     return dx.to(result_dtype(logits.dtype)) if out is None else out.copy_(dx)
 
 
