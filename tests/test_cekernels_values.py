@@ -10,11 +10,22 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import online_softmax
-from ce_kit import IGNORED, INF, arguments, close, expected, needs_compiler, problem
+from ce_kit import (
+    IGNORED,
+    INF,
+    arguments,
+    close,
+    expected,
+    needs_compiler,
+    options,
+    problem,
+    work,
+)
 from online_softmax import cekernels, rowkernels, rowplan
 from online_softmax.cuda import launch
 from online_softmax.cuda.launch import Launch
 from online_softmax.reference import cross_entropy as reference
+from online_softmax.rowplan import Row
 
 pytestmark = needs_compiler
 
@@ -48,6 +59,39 @@ def test_infinite_logits() -> None:
     want_loss, _, _ = expected(capped, torch.tensor([0]), softcap=2.0)
     prob = torch.softmax(torch.tensor([2.0, -2.0, 0.0]).double(), -1)[2]
     check(capped.tolist(), [0], want_loss.tolist(), [[0.0, 0.0, float(prob)]], softcap=2.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_class_alone_costs_nothing(dtype: torch.dtype) -> None:
+    """Exactly, whatever its logit: d is 1 however the product with log2(e) was rounded."""
+    lone = (torch.randn(60) * torch.logspace(-2, 4, 60)).to(dtype)
+    among = torch.full((60, 33), -INF, dtype=dtype)
+    among[:, 5] = lone
+    for logits, place in ((lone[:, None], 0), (among, 5)):
+        target = torch.full((60,), place)
+        for kernel in ("registers", "split"):
+            loss, lse = cekernels.forward(logits, target, kernel=kernel)
+            assert torch.equal(loss, torch.zeros(60))
+            assert torch.equal(lse, lone.float())
+        loss, _, dx = cekernels.forward_with_gradient(logits, target, torch.ones(()))
+        assert torch.equal(loss, torch.zeros(60))
+        close(dx, torch.zeros(logits.shape).double(), 2.0**-24)
+    loss, _ = cekernels.forward(lone[:, None], torch.zeros(60, dtype=torch.int64), softcap=20.0)
+    assert torch.equal(loss, torch.zeros(60))
+
+
+@pytest.mark.parametrize("softcap", [None, 0.5])
+def test_a_warp_without_a_column_counts_nothing(softcap: float | None) -> None:
+    """Its padding, which a cap makes finite, is not of the row."""
+    x, target = torch.randn(3, 5), torch.tensor([0, 4, 2])
+    want, _, want_dx = expected(x, target, softcap=softcap)
+    for row in (Row("registers", 1, 0, 96), Row("registers", 1, 0, 32, 2)):
+        dx = torch.full((3, 5), 7.0)
+        given = options(softcap=softcap)
+        launches, loss, _ = work(x, target, given, row, torch.ones(3), dx)
+        launch.run(launches, x.device)
+        close(loss, want, 1e-6)
+        close(dx, want_dx, 1e-6)
 
 
 def test_targets_that_are_ignored_or_no_class() -> None:

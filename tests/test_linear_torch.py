@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from linear_kit import EVERY, MEMORY, by_logits, cut_finely, example, gradients
 from losses_kit import IGNORED
-from online_softmax import linear_cross_entropy, linearparts
+from online_softmax import cross_entropy, linear_cross_entropy, linearparts
 from rows_kit import DEVICES, Tagged
 
 close = torch.testing.assert_close
@@ -174,6 +174,23 @@ def test_modes_and_subclasses_see_the_op() -> None:
     (node,) = (node for node in traced.graph.nodes if node.target is linear_cross_entropy)
     assert node.kwargs["memory"] == "fast"
     close(traced(x, w, target), want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_shapes_without_elements(dtype: torch.dtype) -> None:
+    """On meta, of which torch does not say whether autocast is on."""
+    x, w = (
+        torch.empty(*n, dtype=dtype, device="meta", requires_grad=True) for n in ((4, 3), (7, 3))
+    )
+    target = torch.empty(4, dtype=torch.int64, device="meta")
+    for memory in ("low", "fast"):
+        loss = linear_cross_entropy(x, w, target, memory=memory)
+        grads = torch.autograd.grad(loss, (x, w))
+        assert (loss.shape, loss.dtype) == ((), dtype)
+        assert [(g.shape, g.dtype) for g in grads] == [(x.shape, dtype), (w.shape, dtype)]
+    logits = x @ w.t()
+    for of in (target, torch.softmax(logits, -1)):
+        assert cross_entropy(logits, of).dtype == dtype
 
 
 def test_products_that_mix_types(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,6 +103,11 @@ def test_an_infinite_upstream(reduction: str, place: str) -> None:
     assert torch.equal(dx, torch.zeros_like(dx))
 
 
+def kept(x: Tensor) -> Tensor:
+    x.retain_grad()
+    return x
+
+
 REFUSED: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "leaf": (lambda x: x, "a leaf that requires grad"),
     "view of a leaf": (lambda x: x.view(4, 7), "a view of a tensor"),
@@ -110,6 +115,7 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "part": (lambda x: (x * 1.0)[:, :6], "a view of a tensor"),
     "expanded": (lambda x: (x[:1] * 1.0).expand(4, 7), "a view of a tensor"),
     "of several": (lambda x: torch.stack([x, x]).unbind()[1], "a view of a tensor"),
+    "keeps its gradient": (lambda x: kept(x * 1.0), "to keep their own gradient"),
     "negative": (lambda x: torch.complex(x, x).conj().imag, "a view of a tensor"),
     "fp8": (lambda x: x.to(torch.float8_e5m2), "a gradient in bfloat16 has no room"),
 }
@@ -137,6 +143,17 @@ def test_overlapping_elements_are_not_written_over() -> None:
     logits = Overlapping.apply(torch.randn(4, 7).requires_grad_())
     with pytest.raises(RuntimeError, match=r"of strides \(3, 1\), by which several"):
         cross_entropy(logits, torch.tensor([0, 1, 2, 3]), **OVER)
+
+
+def test_no_elements_share_no_memory() -> None:
+    """Whatever the strides: a clone of an expanded tensor without elements keeps its 0."""
+    leaf = torch.randn(1, 5).expand(0, 5).requires_grad_()
+    logits = leaf.clone()
+    assert logits.stride() == (0, 1)
+    loss = cross_entropy(logits, torch.empty(0, dtype=torch.int64), reduction="sum", **OVER)
+    (dx,) = torch.autograd.grad(loss, leaf)
+    assert loss == 0.0
+    assert dx.shape == (0, 5)
 
 
 def test_it_wants_the_gradient_in_the_forward() -> None:

@@ -78,6 +78,29 @@ def test_large_values_are_shifted_exactly(dtype: torch.dtype) -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_lone_element_has_all_the_probability(kernel: str, dtype: torch.dtype) -> None:
+    """d is 1 where one element is finite, however its product with log2(e) was rounded: its
+    log-probability is 0, and lse is the element."""
+    x, rows = torch.full((60, 257), -math.inf, dtype=dtype), torch.arange(60)
+    lone = (torch.randn(60) * torch.logspace(-2, 4, 60)).to(dtype)
+    x[rows, 4 * rows] = lone
+    for op in ("log_softmax", "softmax", "logsumexp"):
+        row = rows_of(kernel, op, 257, dtype)
+        if row is None:
+            assert (kernel in rowplan.NEEDS, op) == (True, "logsumexp")
+            continue
+        got = forward(op, x, row)
+        if op == "logsumexp":
+            assert torch.equal(got[:, 0], lone)
+        elif op == "log_softmax":
+            assert torch.equal(got[rows, 4 * rows], torch.zeros(60, dtype=dtype))
+        else:
+            torch.testing.assert_close(got.sum(-1), torch.ones(60, dtype=dtype))
+
+
+@needs_compiler
 @pytest.mark.parametrize("op", ["softmax", "log_softmax"])
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_half_in_float32_out(op: str, kernel: str) -> None:

@@ -22,6 +22,7 @@ from online_softmax.lossarguments import (
     targets_are_classes,
 )
 from online_softmax.losses import Reduction
+from online_softmax.reference.ops import is_autocast
 
 Memory = Literal["low", "fast"]
 MEMORY = ("low", "fast")
@@ -190,7 +191,7 @@ def _check_matrices(name: str, x: Any, linear_weight: Any, linear_bias: Any) -> 
             f"class, got {tuple(linear_bias.shape)}"
         )
     dtypes = {t.dtype for t in given.values()}
-    is_cast = torch.is_autocast_enabled(x.device.type) and torch.float64 not in dtypes
+    is_cast = is_autocast(x.device.type) and torch.float64 not in dtypes
     if len(dtypes) > 1 and not is_cast:
         types = ", ".join(f"{argument} {t.dtype}" for argument, t in given.items())
         raise RuntimeError(

@@ -147,6 +147,8 @@ def check_can_overwrite(name: str, x: Tensor) -> None:
         what += "gives one for an input of 3 dimensions)"
     elif x.dtype in FP8:
         what = f"{x.dtype}, in whose memory a gradient in bfloat16 has no room"
+    elif x.retains_grad:
+        what = "to keep their own gradient (retain_grad), which will stand in their place"
     elif _overlaps(x):
         what = f"of strides {x.stride()}, by which several elements share their memory"
     else:
@@ -156,6 +158,8 @@ def check_can_overwrite(name: str, x: Tensor) -> None:
 
 def _overlaps(x: Tensor) -> bool:
     """Whether elements may share memory."""
+    if x.numel() == 0:
+        return False
     extent = 1
     for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
         if size > 1:

@@ -22,6 +22,17 @@ __device__ __forceinline__ float exponential2(float x) {
 #endif
 }
 
+// 1 / x of a number near 1: the hardware's, and one step of Newton's, without a division's branch.
+__device__ __forceinline__ float reciprocal(float x) {
+#ifdef ONLINE_SOFTMAX_HOST
+  return 1.0f / x;
+#else
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return __fmaf_rn(y, __fmaf_rn(-x, y, 1.0f), y);
+#endif
+}
+
 // exp(x) with two roundings: x LOG2_E, and 2^x. The caller subtracts the maximum first, so the
 // maximum's own term is exactly 1.
 __device__ __forceinline__ float exponential(float x) { return exponential2(x * LOG2_E); }

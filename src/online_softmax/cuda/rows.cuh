@@ -21,7 +21,7 @@ struct Shift {
   }
   // What a term must be multiplied with to be exp(x scale - shift). Of the maximum's own term 1 is left,
   // or the float below: the reciprocal has that term's error, which 2^(-lost) has not.
-  __device__ float back() const { return is_coarse() ? 1.0f : 1.0f / exponential2(lost); }
+  __device__ float back() const { return is_coarse() ? 1.0f : reciprocal(exponential2(lost)); }
   // d from the sum of the terms: at least what the maximum's own counts for, where there are any.
   __device__ float d(float sum) const {
     return sum > 0.0f ? maximum(::product(sum, back()), 1.0f) : 0.0f;

@@ -27,6 +27,7 @@ from online_softmax.library.private import (
     is_forward_mode,
 )
 from online_softmax.library.traced import library
+from online_softmax.reference.ops import is_autocast
 
 Results = tuple[Tensor, Tensor, Tensor, Tensor]  # out, lse, m, d
 
@@ -271,7 +272,7 @@ def attention(tensors: Tensors, o: Options, with_state: bool, kernel: str) -> Re
 def _cast(tensors: Tensors) -> Tensors:
     """Under autocast q, k and v in its dtype, as torch's list has it for attention."""
     device = tensors[0].device.type  # type: ignore[union-attr]
-    if device == "meta" or not torch.is_autocast_enabled(device):
+    if not is_autocast(device):
         return tensors
     dtype = torch.get_autocast_dtype(device)
     cast = [t.to(dtype) if t is not None and t.dtype in FLOATS else t for t in tensors[:3]]

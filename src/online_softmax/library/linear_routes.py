@@ -13,7 +13,7 @@ from online_softmax.library import linear_traced
 from online_softmax.library.linear_traced import INSTEAD, NAME
 from online_softmax.library.private import functorch_active
 from online_softmax.reference.cross_entropy import Targets
-from online_softmax.reference.ops import sum_dtype
+from online_softmax.reference.ops import is_autocast, sum_dtype
 
 _NOT_TRANSFORMED = f"{NAME}(): takes no tensors of torch.func's transforms: {INSTEAD}"
 _NOT_BY_WEIGHT = f"{NAME}(): not differentiable by weight: pass weight.detach()"
@@ -42,8 +42,8 @@ def of_linear(
     records = torch.is_grad_enabled()
     if weight is not None and weight.requires_grad and records:
         raise RuntimeError(_NOT_BY_WEIGHT)
-    is_autocast = torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64
-    dtype = torch.get_autocast_dtype(x.device.type) if is_autocast else x.dtype
+    casts = is_autocast(x.device.type) and x.dtype != torch.float64
+    dtype = torch.get_autocast_dtype(x.device.type) if casts else x.dtype
     options = linear_traced.LinearOptions(dtype, *o)
     tokens = math.prod(target.shape)
     rows = x.reshape(tokens, x.shape[-1])
@@ -65,4 +65,4 @@ def of_linear(
             counted.counts.sum() if weight is None else counted.weights(weight, weight.dtype).sum()
         )
         loss = loss / total
-    return loss.to(torch.float32 if is_autocast else x.dtype)
+    return loss.to(torch.float32 if casts else x.dtype)

@@ -17,7 +17,7 @@ from online_softmax.library.loss_calculus import LossOptions
 from online_softmax.library.private import functorch_active, is_forward_mode
 from online_softmax.lossarguments import check_can_overwrite
 from online_softmax.reference.cross_entropy import capped
-from online_softmax.reference.ops import result_dtype, sum_dtype
+from online_softmax.reference.ops import is_autocast, result_dtype, sum_dtype
 
 _is_compiling = torch.compiler.is_compiling
 
@@ -121,8 +121,4 @@ def of_probabilities(
 def _dtype(x: Tensor, dtype: torch.dtype) -> torch.dtype:
     """Of the loss: float32 for half types under autocast, on any device, as torch's list has it."""
     dtype = result_dtype(dtype)
-    return torch.float32 if dtype in HALVES and _is_autocast(x) else dtype
-
-
-def _is_autocast(x: Tensor) -> bool:
-    return torch.is_autocast_enabled(x.device.type)
+    return torch.float32 if dtype in HALVES and is_autocast(x.device.type) else dtype

@@ -28,6 +28,11 @@ def sum_dtype(*dtypes: torch.dtype | None) -> torch.dtype:
     return torch.float64 if torch.float64 in dtypes else torch.float32
 
 
+def is_autocast(device_type: str) -> bool:
+    """Whether autocast is on for a type of device; torch refuses to say for meta."""
+    return device_type != "meta" and torch.is_autocast_enabled(device_type)
+
+
 def scaled(x: Tensor, dtype: torch.dtype | None, scale: float) -> Tensor:
     """x times scale, in the dtype of the sums; x itself if nothing changes."""
     wide = x.to(sum_dtype(x.dtype, dtype)) if x.is_floating_point() else x

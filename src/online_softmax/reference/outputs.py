@@ -16,6 +16,7 @@ from torch import Tensor
 
 from online_softmax.reference import online
 from online_softmax.reference.online import STATE_DTYPE, State, join
+from online_softmax.reference.ops import is_autocast
 
 LOG = {"e": 1.0, "2": math.log(2.0)}  # by base: the natural logarithm of it
 
@@ -178,7 +179,7 @@ def merge_outputs(*pairs: tuple[Tensor, Tensor], base: Literal["e", "2"]) -> tup
 
 def without_autocast(device: str) -> AbstractContextManager[object]:
     """Products are in the dtype of their operands, whatever autocast would make of them."""
-    if device == "meta" or not torch.is_autocast_enabled(device):
+    if not is_autocast(device):
         return nullcontext()
     return torch.autocast(device, enabled=False)
 
