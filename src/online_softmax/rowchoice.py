@@ -19,7 +19,7 @@ from online_softmax.rowplan import (
     reasons,
     vectors_a_row,
 )
-from online_softmax.rowtables import FEW, FEW_ROWS, SPREAD_WARPS, STREAMED_ITEMS
+from online_softmax.rowtables import FEW, FEW_ROWS, SPREAD, STREAMED_ITEMS
 
 
 def chosen(op: str, problem: Problem, invariant: bool = True) -> Row:
@@ -64,7 +64,7 @@ def mechanism(row: Row, op: str, problem: Problem) -> Row:
         row = replace(row, kernel="registers", why="no second row that could land meanwhile")
     warps = row.block * row.cluster // WARP
     has_blocks = row.kernel == "registers" and not row.lanes and has_clusters(problem.arch)
-    if has_blocks and (row.cluster > 1 or warps >= SPREAD_WARPS):
+    if has_blocks and (row.cluster > 1 or row.vectors * row.block >= SPREAD):
         for blocks in (16, 8, 4):
             if row.cluster < blocks <= warps and problem.rows * blocks <= sms:
                 why = f"few rows: the warps of each over {blocks} blocks"

@@ -65,7 +65,7 @@ RAGGED_LANDED: Cuts = ((2048, 8, 1), (4096, 8, 2), (8192, 8, 4), (32768, 8, 8), 
 # For `batch_invariant(False)`: at most FEW_ROWS rows, not ragged, with other bits than the planned
 # cut gives; (more than, most, vectors, cluster). Measured at 1 and 16 rows of bfloat16 softmax.
 FEW_ROWS = 16
-SPREAD_WARPS = 8  # a block of so many spreads over a cluster where rows are few
+SPREAD = 2048  # vectors: a block that has so many spreads over a cluster where rows are few
 FEW: dict[tuple[str, int], tuple[tuple[int, int, int, int], ...]] = {
     ("forward", 2): (
         (2048, 4096, 4, 8), (4096, 8192, 4, 16), (8192, 16384, 4, 16), (16384, 32768, 4, 16),
