@@ -276,6 +276,7 @@ def test_pages_name_tests_that_there_are():
         ".reference.outputs",
         ".attentionplan",
         ".lab.trace",
+        ".lab.attentiontrace",
         ".lab.arguments",
         ".lab.benchplot",
         ".lab.benchtable",

@@ -13,11 +13,14 @@ import torch
 
 from online_softmax import plan
 from online_softmax.lab import inputs, ladder, places
+from online_softmax.lab.attentiontrace import Sizes
 from online_softmax.lab.inputs import BadInput, Matrix
 
 ROWS, COLS = 4096, 4096  # of a random matrix
 MOST = 2**63 - 1  # of anything that torch counts
 ELEMENTS = MOST // 4  # of a matrix in float32, as torch counts its bytes
+# Of an attention that is printed; past 16 queries a screen says no more.
+SIZES = {"--queries": 16, "--keys": 256, "--dim": 256, "--value-dim": 16, "--block": 256}
 SHOWN = 60  # characters of what was typed that an error repeats
 DOUBLE = ("float64", "fp64", "f64", "double")
 Number = TypeVar("Number", int, float)
@@ -170,8 +173,39 @@ def sizes(words: Sequence[str]) -> tuple[int, int]:
     return rows or 0, cols or 0
 
 
+def attention_sizes(
+    words: Sequence[str], given: Mapping[str, str | None], is_causal: bool
+) -> Sizes:
+    """What `trace --attention` walks over; `given` has an option's text, or None.
+
+    >>> attention_sizes([], {"--keys": "4"}, True)
+    Sizes(queries=2, keys=4, dim=4, value_dim=2, block=2, is_causal=True)
+    """
+    for each in words:
+        if each.startswith("-") and not each[1:2].isdigit():
+            raise BadInput(f"no such option: {shown(each)}; see online-softmax trace --help")
+        raise BadInput(f"--attention takes no numbers, got {shown(each)}: give --queries or --keys")
+    counts = {}
+    for option, text in given.items():
+        count = whole(option, text)
+        if count is not None and count > SIZES[option]:
+            raise BadInput(f"{option} {shown(text or '')}: give at most {SIZES[option]}")
+        if count is not None:
+            counts[option.removeprefix("--").replace("-", "_")] = count
+    return Sizes(**counts, is_causal=is_causal)
+
+
+def only_with(option: str, given: Mapping[str, object]) -> None:
+    """Refuse options that say something beside another alone."""
+    alone = [name for name, value in given.items() if value is not None and value is not False]
+    if alone:
+        raise BadInput(f"{alone[0]} is for {option}: give {option} too")
+
+
 def numbers(texts: Sequence[str]) -> list[float]:
     """Numbers, also several in one word: "1 5 3" or "1,5,3"."""
+    if not texts:
+        raise BadInput("missing argument 'NUMBER'; see online-softmax trace --help")
     found = []
     for text in texts:
         for each in text.strip("[]()").replace(",", " ").split():

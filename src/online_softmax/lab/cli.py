@@ -144,14 +144,29 @@ def ladder(
     context_settings={"ignore_unknown_options": True},  # -3 and -inf are numbers, not options
 )
 def trace(
-    values: options.Values,
-    block: options.Step = "1",
+    values: options.Values = None,
+    block: options.Step = None,
+    attention: options.Attention = False,
+    queries: options.Queries = None,
+    keys: options.Keys = None,
+    dim: options.Dim = None,
+    value_dim: options.ValueDim = None,
+    causal: options.Causal = False,
     as_json: options.Json = False,
 ) -> None:
-    """Print a walk over numbers."""
-    from online_softmax.lab import arguments, trace
+    """Print a walk over numbers, or over the keys of an attention."""
+    from online_softmax.lab import arguments, attentiontrace, trace, tracepage
 
-    numbers = arguments.numbers(values)
+    given = {"--queries": queries, "--keys": keys, "--dim": dim, "--value-dim": value_dim}
+    if attention:
+        sizes = arguments.attention_sizes(values or [], given | {"--block": block}, causal)
+        if as_json:
+            typer.echo(attentiontrace.to_json(sizes))
+        else:
+            tracepage.render(sizes, _console())
+        return
+    arguments.only_with("--attention", given | {"--causal": causal})
+    numbers = arguments.numbers(values or [])
     step = min(arguments.whole("--block", block) or 1, len(numbers))
     if as_json:
         typer.echo(trace.to_json(numbers, step))

@@ -15,6 +15,7 @@ ABOUT = """Softmax kernels, from three passes over memory to one: run them, watc
 Start here:
   online-softmax ladder                every kernel, checked, counted, timed
   online-softmax trace 1 5 3 9 2       the two numbers that make it work
+  online-softmax trace --attention     the same two, and attention's output
   online-softmax explain 4096 4096     which kernel to choose, and why
   online-softmax info                  what is installed, what is missing"""
 LADDER = """Run every rung of the ladder: is it right, what does it cost, how fast is it?
@@ -32,11 +33,16 @@ Examples:
   online-softmax ladder --from run.jsonl --plot run.png"""
 TRACE = """Watch the running pair (m, d) over a few numbers: the maximum, and the sum of exp(x - m).
 
+With --attention (m, d, o) over tiles of keys, o the sum of exp(score - m) times values; queries, \
+keys and values are small whole numbers by a fixed rule.
+
 \b
 Examples:
   online-softmax trace 1 5 3 9 2
   online-softmax trace 1 5 3 9 2 --block 3
-  online-softmax trace 1000 -inf -3 nan"""
+  online-softmax trace 1000 -inf -3 nan
+  online-softmax trace --attention
+  online-softmax trace --attention --keys 8 --block 4 --causal"""
 EXPLAIN = """Say which kernel to choose for the softmax or cross-entropy of ROWS x COLS, and why.
 
 \b
@@ -96,8 +102,18 @@ Against = Annotated[
     str | None, option("Rivals timed on a GPU: torch, which always is, and compile.", "NAME,NAME")
 ]
 Stored = Annotated[str | None, option("Run nothing; show what --save kept.", "FILE", "--from")]
-Values = Annotated[list[str], typer.Argument(metavar="NUMBER", hidden=True)]
-Step = Annotated[str, option("Elements a step. Default: 1.", "N")]
+Values = Annotated[list[str] | None, typer.Argument(metavar="NUMBER", hidden=True)]
+Step = Annotated[
+    str | None, option("Elements a step. Default: 1; of attention, keys a tile: 2.", "N")
+]
+Attention = Annotated[bool, typer.Option("--attention", help="Attention, over tiles of keys.")]
+Queries = Annotated[str | None, option("Queries of attention. Default: 2.", "N")]
+Keys = Annotated[str | None, option("Its keys. Default: 6.", "N")]
+Dim = Annotated[str | None, option("Numbers in a query or a key. Default: 4.", "N")]
+ValueDim = Annotated[str | None, option("Numbers in a value. Default: 2.", "N")]
+Causal = Annotated[
+    bool, typer.Option("--causal", help="A query sees no later key; the last sees all.")
+]
 ExplainedRows = Annotated[str, typer.Argument(metavar="ROWS", hidden=True)]
 ExplainedCols = Annotated[str, typer.Argument(metavar="COLS", hidden=True)]
 ExplainedType = Annotated[

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from online_softmax.lab import benchfile, benchpage, losspage
+from online_softmax.lab.attentiontables import decode_table, products_table
 from online_softmax.lab.benchfile import Part
 from online_softmax.lab.benchtable import Table
 from online_softmax.lab.laddertables import (
@@ -30,6 +31,7 @@ from online_softmax.lab.results import Run, read
 ROOT = Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "benchmarks" / "results" / "h200"
 TRAFFIC = RESULTS / "ncu-4096x4096-float32.json"
+ATTENTION = RESULTS / "bench-attention.jsonl"
 README = ROOT / "README.md"
 PERFORMANCE = ROOT / "docs" / "performance.md"
 LESSONS = ROOT / "docs" / "lessons"
@@ -133,6 +135,8 @@ def documents(runs: list[Run]) -> dict[Path, str]:
             "measured": lambda path=path: lesson_table(runs, path.stem),  # type: ignore[misc]
             "cells": lambda: cells_table(runs),
             "traffic": lambda: traffic_table(TRAFFIC),
+            "products": lambda: products_table(ATTENTION),
+            "decode": lambda: decode_table(ATTENTION),
         }
         for name, body in parts.items():
             if f"<!-- {name}:begin -->" in lesson:

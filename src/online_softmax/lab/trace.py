@@ -74,7 +74,12 @@ def trace(values: Sequence[float], block: int = 1) -> Trace:
 
 
 def to_json(values: Sequence[float], block: int = 1) -> str:
-    """The trace as JSON; infinities and NaN, which JSON lacks, as the strings inf, -inf and nan."""
+    """The trace as JSON."""
+    return as_json(asdict(trace(values, block)))
+
+
+def as_json(value: object) -> str:
+    """JSON; infinities and NaN, which it lacks, as the strings inf, -inf and nan."""
 
     def plain(value: object) -> object:
         if isinstance(value, dict):
@@ -83,7 +88,7 @@ def to_json(values: Sequence[float], block: int = 1) -> str:
             return [plain(inner) for inner in value]
         return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
-    return json.dumps(plain(asdict(trace(values, block))), indent=2)
+    return json.dumps(plain(value), indent=2)
 
 
 def render(values: Sequence[float], block: int, console: Console) -> None:
