@@ -133,6 +133,7 @@ LEVELS |= {
     "ceops": 6.2,
     "attentionops": 6.2,
     "celoss": 6.3,
+    "statsops": 6.3,
     "linearops": 6.4,
     "linearfast": 6.4,
     "linearparts": 6.3,

@@ -136,10 +136,12 @@ OWN = """
     explanation invariance library.__init__ library.attention library.calculus library.eager
     library.linear_routes library.linear_traced library.loss_calculus library.loss_eager
     library.loss_routes library.loss_traced library.operations library.override library.private
-    library.routes library.stats library.traced linear linearfast linearops linearparts linearplan
+    library.routes library.stats library.stats_calculus library.stats_traced library.traced
+    linear linearfast linearops linearparts linearplan
     lossarguments losses nn plan reference.__init__ reference.attention reference.cross_entropy
     reference.online reference.ops reference.outputs reference.packed reference.shards ring
     rowcalls rowchoice rowkernels rowops rowplan rowtables shardkernels stats statskernels
+    statsops
 """
 
 

@@ -129,6 +129,8 @@ WRONG = {
     "integers": (NotImplementedError, "floating-point", lambda: token_stats(X.long())),
     "target": (IndexError, r"token_stats\(\): target must be in \[0, 5\), got 5 at index \(2,\)",
                lambda: token_stats(X, torch.tensor([0, 1, 5]))),
+    "target of a subclass": (IndexError, "got 9 at index",
+                             lambda: token_stats(X.as_subclass(Tagged), torch.tensor([0, 9, 1]))),
     "tokens": (ValueError, "target must have shape", lambda: token_stats(X, T[:2])),
     "float": (RuntimeError, "target must be int64", lambda: token_stats(X, X)),
     "top_k": (ValueError, r"top_k must be in \[0, 5\], got 6", lambda: token_stats(X, top_k=6)),

@@ -112,7 +112,7 @@ def test_second_derivatives(ran: list[str]) -> None:
         total = ((stats.entropy + stats.lse - stats.target_log_prob) * upstream).sum()
         (dx,) = torch.autograd.grad(total, x, create_graph=True)
         found.append(torch.autograd.grad((dx * weights).sum(), (x, upstream)))
-    assert ran == FOLD  # the gradient is made of torch's operations, which have gradients
+    assert ran == FOLD + BACK  # the second are made of torch's operations
     for a, b in zip(*found, strict=True):
         close(a, b, rtol=1e-5, atol=1e-5)
 
@@ -134,10 +134,6 @@ def test_what_takes_no_kernels(ran: list[str]) -> None:
         dual = forward_ad.make_dual(x, torch.ones_like(x))
         lse = forward_ad.unpack_dual(token_stats(dual).lse)
     close(lse.tangent, torch.ones(4, 3))
-    assert type(token_stats(x.as_subclass(Tagged)).entropy) is Tagged
-    torch._dynamo.reset()
-    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
-    same(TokenStats(*compiled(x, target)), composed(x, target, 2))
     token_stats(x.double())
     with torch.device("meta"):
         meta = token_stats(torch.empty(4, 6, device="meta").double(), top_k=3)
@@ -147,8 +143,57 @@ def test_what_takes_no_kernels(ran: list[str]) -> None:
     assert ran == FOLD
 
 
+def test_what_takes_the_op(ran: list[str]) -> None:
+    """torch.compile, with its gradient, and subclasses run the kernels too."""
+    torch._dynamo.reset()
+    x, target = double(4, 3, 5).float().requires_grad_(), torch.tensor([[0, 1, 2]] * 4)
+    call = lambda x, t: token_stats(x, t, top_k=2, temperature=0.7)  # noqa: E731
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    found = []
+    for function in (compiled, composed):
+        options = (2, 0.7) if function is composed else ()
+        stats = TokenStats(*function(x, target, *options))
+        total = (stats.lse + 2 * stats.entropy - stats.target_log_prob).sum()
+        found.append((stats, torch.autograd.grad(total, x)[0]))
+    assert ran == FOLD + BACK
+    same(found[0][0], found[1][0])
+    close(found[0][1], found[1][1], rtol=2e-6, atol=5e-6)
+    tagged = token_stats(x.detach().as_subclass(Tagged), target)
+    assert type(tagged.entropy) is Tagged
+    assert ran == FOLD + BACK + FOLD
+    close(tagged.entropy.as_subclass(Tensor), composed(x.detach(), target).entropy)
+
+
+def test_batched_gradients(ran: list[str]) -> None:
+    """A batch of upstream gradients has no memory: torch takes it apart before the op."""
+    x, target = double(3, 5).float().requires_grad_(), torch.tensor([0, 4, 2])
+    found = []
+    for function in (token_stats, composed):
+        stats = function(x, target)
+        total = stats.lse + 2 * stats.entropy - stats.target_log_prob
+        found.append(torch.autograd.grad(total, x, torch.eye(3), is_grads_batched=True)[0])
+    assert ran == FOLD + BACK * 3
+    close(*found, rtol=2e-6, atol=5e-6)
+
+
 def test_values_that_memory_does_not_hold(ran: list[str]) -> None:
     x = torch.view_as_complex(double(3, 5, 2).float()).conj().imag
     assert x.is_neg()
     same(token_stats(x, top_k=2), composed(x, None, 2))
     assert ran == FOLD
+
+
+def test_forward_mode_through_a_recorded_gradient(ran: list[str]) -> None:
+    """Dual upstream gradients of a forward that no dual level saw."""
+    x, target = double(3, 5).float().requires_grad_(), torch.tensor([0, 4, 2])
+    weights, along = torch.linspace(1, 2, 3), torch.tensor([1.0, -1.0, 0.5])
+    found = []
+    for function in (token_stats, composed):
+        total = function(x, target).entropy
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(weights, along)
+            (dx,) = torch.autograd.grad(total, x, dual, retain_graph=True)
+            found.append(forward_ad.unpack_dual(dx))
+    assert ran == FOLD + BACK
+    for got, want in zip(*found, strict=True):
+        close(got, want, rtol=2e-6, atol=5e-6)

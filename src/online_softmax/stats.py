@@ -23,8 +23,9 @@ def token_stats(
     target's log-probability are differentiable by logits, twice and in forward mode; the rest is
     not.
 
-    On CUDA in eager mode kernels read the logits once and hold nothing of their size, with a top_k
-    of at most 128; elsewhere it is made of torch's operations.
+    On CUDA kernels read the logits once and hold nothing of their size, with a top_k of at most
+    128, under torch.compile too; elsewhere, and under torch.func and in forward mode, it is made of
+    torch's operations.
 
     Args:
         logits: (..., classes), with at least one class; float16, bfloat16, float32, float64 or fp8.
@@ -79,9 +80,10 @@ def token_stats(
 
 
 def _count(name: str, top_k: Any, classes: int) -> int:
-    if isinstance(top_k, bool) or not hasattr(top_k, "__index__"):
+    is_int = isinstance(top_k, int)  # a size that torch.compile has made a symbol is one too
+    if isinstance(top_k, bool) or not (is_int or hasattr(top_k, "__index__")):
         raise TypeError(f"{name}(): top_k must be an int, got {top_k!r}")
-    top_k = operator.index(top_k)
+    top_k = top_k if is_int else operator.index(top_k)
     if not 0 <= top_k <= classes:
         raise ValueError(f"{name}(): top_k must be in [0, {classes}], got {top_k}")
     return top_k

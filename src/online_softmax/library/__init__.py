@@ -4,7 +4,8 @@ or autograd.
 `routes` is the way in; `eager` and `traced` are the two routes that know about gradients, both made
 from the records of `operations`, whose derivatives are in `calculus`. Cross-entropy, of several
 tensors, has the same four beside them: `loss_routes`, `loss_eager`, `loss_traced`, `loss_calculus`;
-`linear_routes` and `linear_traced` are linear_cross_entropy's.
+`linear_routes` and `linear_traced` are linear_cross_entropy's; `stats`, `stats_traced` and
+`stats_calculus` token_stats's.
 `override` puts our kernels beneath torch's own functions. `private` has the private names of torch.
 """
 
