@@ -127,7 +127,7 @@ def test_explain() -> None:
     assert lines[1].startswith("  with grad_in_forward: registers: ")
     assert lines[-1] == "  not split: two kernels; the row fits in registers"
     lines = said(4096, 300_000, "bfloat16")
-    assert lines[0].startswith("split: 300000 columns are past")
+    assert lines[0].startswith("split: no other kernel is planned for 300000 columns")
     assert lines[-1].startswith("  not registers: registers holds at most 131072 columns here")
     lines = said(4096, 100_000, "bfloat16")
     assert lines[0].startswith("split: ")
