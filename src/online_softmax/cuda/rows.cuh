@@ -43,6 +43,21 @@ struct Place {
   }
 };
 
+// The same where no group needs another: a row of a group of lanes, or (LANES 0) a warp a part of one.
+template <int VECTORS, int LANES>
+struct Piece {
+  int64_t row, first;
+  __device__ __forceinline__ explicit Piece(int64_t parts) : first(0) {
+    if constexpr (LANES > 0) {
+      row = int64_t(blockIdx.x) * (blockDim.x / LANES) + threadIdx.x / LANES;
+    } else {  // rows parts is under 2^32
+      const uint32_t index = blockIdx.x * uint32_t(warp_count()) + uint32_t(warp_id());
+      row = index / uint32_t(parts);
+      first = int64_t(index % uint32_t(parts)) * (VECTORS * WARP);
+    }
+  }
+};
+
 // A share folded: its state, in natural units, how its terms were shifted, and its largest element.
 struct Folded {
   State s;

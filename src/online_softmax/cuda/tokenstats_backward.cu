@@ -52,16 +52,9 @@ __global__ void __launch_bounds__(256, 4)
                          int64_t has_lse, int64_t has_entropy, int64_t has_target, int64_t parts,
                          float scale) {
   constexpr int GROUP = LANES ? LANES : WARP;
-  int64_t at_row, first = 0;
-  if constexpr (LANES > 0) {
-    at_row = int64_t(blockIdx.x) * (blockDim.x / LANES) + threadIdx.x / LANES;
-  } else {  // rows parts is under 2^32
-    const uint32_t index = blockIdx.x * uint32_t(warp_count()) + uint32_t(warp_id());
-    at_row = index / uint32_t(parts);
-    first = int64_t(index % uint32_t(parts)) * (VECTORS * WARP);
-  }
-  const bool has_row = at_row < rows;  // lanes without one load nothing, and shuffle
-  const int64_t row = has_row ? at_row : 0, last = has_row ? cols : 0;
+  const Piece<VECTORS, LANES> at(parts);
+  const bool has_row = at.row < rows;  // lanes without one load nothing, and shuffle
+  const int64_t row = has_row ? at.row : 0, first = at.first, last = has_row ? cols : 0;
   const X* x_row = x + row * x_row_stride;
   X* dx_row = dx + row * dx_row_stride;
   using Part = Share<X, VECTORS, GROUP, LIES>;
