@@ -47,15 +47,13 @@ def test_cuda(name: str, arch: str) -> None:
 
 @pytest.mark.parametrize("arch", KERNELS["safe"].arches)
 def test_the_rows(arch: str) -> None:
-    """All that is planned in float32 and one 16-bit type on the measured architecture, a fifth of
-    it where tensors lie apart, fewer widths on the others. Whole rows stay in registers; at other
-    alignments all but a few words do."""
+    """All that is planned in float32 and one 16-bit type on the measured architecture, fewer widths
+    on the others. Whole rows stay in registers; at other alignments all but a few words do."""
     measured = arch == "sm_90a"
     widths = row_launch.WIDTHS if measured else row_launch.WIDTHS[3::9]
     found = row_launch.instances(arch, widths, (torch.float32, torch.bfloat16))
     assert len(found) > 20
-    apart = [each for each in found if "APART" in each[1]]
-    for file, symbol in [each for each in found if each not in apart] + apart[::5]:
+    for file, symbol in found:
         taken = jit.resources(file, symbol, arch)
         # sm_75 has no maximum of two 16-bit floats: its fullest shares spill.
         spare = 40 if arch in CLUSTER_ARCHES and "WHOLE_WORDS" not in symbol else 16
@@ -78,16 +76,13 @@ def test_what_takes_x_as_it_lies(arch: str) -> None:
 
 @pytest.mark.parametrize("arch", KERNELS["safe"].arches)
 def test_cross_entropy(arch: str) -> None:
-    """The loss, its gradient and both at once: some widths on the measured architecture, a fifth of
-    what options make of them, fewer on the others."""
+    """The loss, its gradient and both at once, with every option: some widths on the measured
+    architecture, fewer on the others."""
     widths = (1000, 50257, 131072) if arch == "sm_90a" else (1000, 131072)
     types = (torch.float32, torch.bfloat16) if arch == "sm_90a" else (torch.bfloat16,)
     found = crossentropy_launch.instances(arch, widths, types)
     assert len({file for file, _ in found}) == 4
-    options = [each for each in found if not each[1].endswith("false, 0>")]
-    plain = [each for each in found if each not in options]
-    some = plain + options[::5] if arch == "sm_90a" else found[:: 3 if arch == "sm_80" else 7]
-    for file, symbol in some:
+    for file, symbol in found if arch in ("sm_80", "sm_90a") else found[::7]:
         taken = jit.resources(file, symbol, arch)
         # As of the rows; and the fullest shares of floats have no room for smoothing's options.
         is_full = re.search(r"<float, \w+, 1[1-6], ", symbol) is not None
