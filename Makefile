@@ -6,7 +6,7 @@
 
 VENV := .venv
 READY := $(VENV)/.ready
-EXTRAS := cuda13,triton,lab,dev
+EXTRAS := cuda13,triton,lab,dev,docs
 PIP_ARGS ?=
 ARGS ?=
 
