@@ -60,6 +60,30 @@ def test_gradient_in_forward_keeps_no_logits() -> None:
         assert sizes.count(x.numel()) == count
 
 
+@pytest.mark.parametrize("place", [pytest.param("cuda", marks=pytest.mark.gpu), "cpu"])
+@pytest.mark.parametrize("dim", [-1, 1])
+def test_the_last_backward_gives_away_what_was_made(place: str, dim: int) -> None:
+    """And no other: a gradient that retain_graph gave stays as it is."""
+    shape = (4, 3, 40) if dim == 1 else (4, 40)
+    x = torch.randn(shape, device=place, requires_grad=True)
+    target = torch.randint(3, x.sum(dim).shape, device=place)
+    saved: list[torch.Tensor] = []
+    keep = lambda t: saved.append(t) or t  # noqa: E731
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        loss = cross_entropy(x, target, dim=dim, grad_in_forward=True)
+    (made,) = (t for t in saved if t.shape == x.shape)
+    want = torch.autograd.grad(torch.nn.functional.cross_entropy(x.movedim(dim, 1), target), x)[0]
+    doubled, tripled = (
+        torch.autograd.grad(loss * times, x, retain_graph=True)[0] for times in (2, 3)
+    )
+    (last,) = torch.autograd.grad(loss * 5, x)
+    for times, each in ((2, doubled), (3, tripled), (5, last)):
+        torch.testing.assert_close(each, times * want, rtol=1e-5, atol=1e-7)
+    addresses = [t.data_ptr() for t in (made, last, doubled, tripled)]
+    assert addresses[0] == addresses[1]
+    assert len(set(addresses)) == 3
+
+
 def test_small_float16_gradients_survive() -> None:
     """1 / rows of a mean is not in what is made: a loss scale brings it back above the spacing."""
     x = torch.zeros(65_536, 2, dtype=torch.float16, requires_grad=True)

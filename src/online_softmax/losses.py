@@ -70,10 +70,11 @@ def cross_entropy(
         dim: of the classes. None: as in torch, 1, or 0 where logits have one dimension.
         return_lse: return (loss, lse).
         grad_in_forward: compute the gradient by logits in the forward, for the loss as it is
-            reduced, and keep it in place of logits; the backward multiplies it by what arrives.
-            It is as correct for any upstream gradient, logits stay as they are, and a second
-            derivative is an error. Without a gradient to record, under `torch.compile`, transforms,
-            modes and forward mode, and where target is probabilities, it changes nothing.
+            reduced, and keep it in place of logits; the backward multiplies it by what arrives,
+            in place unless `retain_graph` keeps it for another. It is as correct for any upstream
+            gradient, logits stay as they are, and a second derivative is an error. Without a
+            gradient to record, under `torch.compile`, transforms, modes and forward mode, and where
+            target is probabilities, it changes nothing.
         overwrite_logits: where grad_in_forward has an effect, write that gradient over logits: no
             second tensor of their size. They must be a tensor of their own: no leaf, no view, not
             fp8. To autograd it is an in-place operation: a backward that had saved logits, one

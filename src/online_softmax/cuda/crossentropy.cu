@@ -29,6 +29,7 @@ __global__ void __launch_bounds__(512, AT_ONCE<VECTORS, LANES, LIES, CAPPED, SMO
         int64_t dloss_stride, int64_t ignore_index, int64_t has_weights, int64_t has_rest,
         float scale, float softcap, float hard, float soft, float z_loss) {
   constexpr int GROUP = LANES ? LANES : WARP;
+  allow_next_kernel();           // the sum of the losses: it waits before it reads them
   DYNAMIC_SHARED(State, slots);  // an Exchange's
   SHARED_ARRAY(uint64_t, arrived, 2);
   Exchange exchange = {slots, arrived};

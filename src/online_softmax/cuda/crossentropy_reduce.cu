@@ -25,6 +25,7 @@ __device__ __forceinline__ void answer(double sum, double total, Y* result, floa
   store(divisor, float(inverts ? 1.0 / total : total));
 }
 
+// What the rows weigh needs no loss, and is added while the kernel of the rows still runs.
 // One block: the answer. Several: the sums of each block's rows, for cross_entropy_reduce_parts.
 template <typename Y>
 __global__ void __launch_bounds__(MAX_THREADS)
@@ -36,33 +37,41 @@ __global__ void __launch_bounds__(MAX_THREADS)
                          float* divisor,  // the total, 1 without has_total; its inverse
                          int64_t rows, int64_t cols, int64_t ignore_index, int64_t has_loss,
                          int64_t has_total, int64_t has_weights, int64_t inverts) {
-  constexpr int AT_ONCE = 4;   // rows whose values are on their way together
-  wait_for_previous_kernel();  // loss: written by the kernel of the rows
+  constexpr int AT_ONCE = 4;  // rows whose values are on their way together
   const int64_t each = (rows + gridDim.x - 1) / gridDim.x, begin = each * blockIdx.x;
   const int64_t end = begin + each < rows ? begin + each : rows;
   double sum = 0.0, total = 0.0;
   for (int64_t first = begin + threadIdx.x; first < end; first += AT_ONCE * blockDim.x) {
-    float of_row[AT_ONCE], weight[AT_ONCE];
     int64_t target[AT_ONCE];
 #pragma unroll
     for (int i = 0; i < AT_ONCE; ++i) {
       const int64_t row = first + int64_t(i) * blockDim.x;
-      of_row[i] = has_loss && row < end ? load(loss + row) : 0.0f;
       target[i] = has_total && row < end ? targets[row] : ignore_index;
     }
+    float weight[AT_ONCE];
 #pragma unroll
     for (int i = 0; i < AT_ONCE; ++i) {
       const bool counts = target[i] != ignore_index && target[i] >= 0 && target[i] < cols;
       weight[i] = !counts ? 0.0f : has_weights ? load(weights + target[i]) : 1.0f;
     }
 #pragma unroll
-    for (int i = 0; i < AT_ONCE; ++i) {
-      sum += of_row[i];
-      total += weight[i];
-    }
+    for (int i = 0; i < AT_ONCE; ++i) total += weight[i];
   }
-  sum = block_sum(sum);
   total = block_sum(total);
+  wait_for_previous_kernel();  // loss: written by the kernel of the rows
+  if (has_loss) {
+    for (int64_t first = begin + threadIdx.x; first < end; first += AT_ONCE * blockDim.x) {
+      float of_row[AT_ONCE];
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; ++i) {
+        const int64_t row = first + int64_t(i) * blockDim.x;
+        of_row[i] = row < end ? load(loss + row) : 0.0f;
+      }
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; ++i) sum += of_row[i];
+    }
+    sum = block_sum(sum);
+  }
   if (threadIdx.x != 0) return;
   if (gridDim.x == 1) {
     answer(sum, has_total ? total : 1.0, result, divisor, has_loss != 0, inverts != 0);

@@ -50,6 +50,7 @@ __global__ void __launch_bounds__(512)
                         int64_t rows, int64_t cols, int64_t x_row_stride, int64_t ignore_index,
                         int64_t parts, int64_t has_weights, int64_t has_rest, float scale,
                         float softcap, float hard, float soft, float z_loss) {
+  allow_next_kernel();  // the sum of the losses: it waits before it reads them
   const int64_t row = int64_t(blockIdx.x) * warp_count() + warp_id();
   const bool has_row = row < rows;
   const Logit<CAPPED> logit(scale, softcap);

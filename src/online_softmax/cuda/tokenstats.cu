@@ -53,7 +53,9 @@ __global__ void __launch_bounds__(256, (FoldBlocks<X, LIES == WHOLE_WORDS>::COUN
   SHARED_ARRAY(unsigned short, places, FIRST ? FIRST_CAPACITY : 1);
   SHARED_ARRAY(uint64_t, found_keys, FIRST ? FIRST_CAPACITY : 1);
   const FirstMemory memory = {of_group, found, places, found_keys};
-  const First<Part> taker = {share, held, memory, int(groups), int(count)};
+  const int words = int((cols + Part::N - 1) / Part::N) - part;  // of the row, from this part on
+  const int of_warps = First<Part>::groups_of(int(groups), words);
+  const First<Part> taker = {share, held, memory, of_warps, int(count)};
   const float lane_top = largest<X>(share.words);
   const float top = FIRST ? taker.note_groups(lane_top) : warp_fold<Maximum>(lane_top);
   Spread s = spread_of(share, top, scale);

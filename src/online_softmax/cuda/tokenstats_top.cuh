@@ -37,6 +37,14 @@ struct First {
   const FirstMemory& memory;
   int groups, count;  // groups: of a warp, a power of two
 
+  // Of each warp of a part that has `words`: smaller ones where warps have none, the last part's, so
+  // that those with elements are about as many.
+  __device__ static __forceinline__ int groups_of(int groups, int words) {
+    const int wanted = groups * warp_count(), filled = (words + WORDS - 1) / WORDS;
+    while (groups < WARP && groups * filled < wanted) groups *= 2;
+    return groups;
+  }
+
   // A group's largest, to be known after a barrier. `top`: the lane's largest; the warp's comes back.
   __device__ __forceinline__ float note_groups(float top) const {
     float group = top;

@@ -18,7 +18,7 @@ from online_softmax.library import loss_traced
 from online_softmax.library.eager import base_apply, renamed
 from online_softmax.library.loss_calculus import LossOptions
 from online_softmax.library.loss_traced import over_batch
-from online_softmax.library.private import functorch_active, is_forward_mode
+from online_softmax.library.private import functorch_active, is_forward_mode, keeps_graph
 from online_softmax.library.traced import is_plain
 
 Rows = tuple[Tensor, Tensor, Tensor]  # the loss of each row, lse, what rounding took from lse
@@ -221,8 +221,9 @@ class WithGradient(Function):
             _check_overwritten(ctx.is_spent, dlse, later)
             ctx.is_spent = True
         if dloss is not None:
-            about = (total, target, o.dim, o.ignore_index, ctx.overwrote)
-            dx = celoss.rescale(made, dloss, *about)
+            # The last backward gives `made` away, and needs no second tensor of its size.
+            over_made = ctx.overwrote or not keeps_graph()
+            dx = celoss.rescale(made, dloss, total, target, o.dim, o.ignore_index, over_made)
         if dlse is not None:
             x, lse, lse_rest, weight = saved
             of_lse = _backward(None, dlse, x, target, lse, lse_rest, weight, o)
