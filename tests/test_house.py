@@ -282,6 +282,7 @@ def test_pages_name_tests_that_there_are():
         ".lab.arguments",
         ".lab.benchplot",
         ".lab.benchtable",
+        ".lab.chinese",
         ".lab.goals",
         ".lab.places",
         ".lab.verdicts",

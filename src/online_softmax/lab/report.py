@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from online_softmax.lab import benchfile, benchpage, losspage
+from online_softmax.lab import benchfile, benchpage, chinese, losspage
 from online_softmax.lab.attentiontables import decode_table, products_table
 from online_softmax.lab.benchfile import Part
 from online_softmax.lab.benchtable import Table
@@ -33,6 +33,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "h200"
 TRAFFIC = RESULTS / "ncu-4096x4096-float32.json"
 ATTENTION = RESULTS / "bench-attention.jsonl"
 README = ROOT / "README.md"
+CHINESE = ROOT / "README.zh.md"
 PERFORMANCE = ROOT / "docs" / "performance.md"
 LESSONS = ROOT / "docs" / "lessons"
 PICTURE = ROOT / "docs" / "ladder.png"
@@ -121,18 +122,21 @@ def replaced(text: str, name: str, body: str) -> str:
 
 
 def documents(runs: list[Run]) -> dict[Path, str]:
-    """Every document with generated parts, as it should read."""
+    """Every document with generated parts, as it should read; `*.zh.md` in Chinese."""
+    ladder = ladder_table(runs)
+    text = CHINESE.read_text(encoding="utf-8")
+    wanted = {CHINESE: replaced(text, "ladder", chinese.said(ladder))}
     text = README.read_text(encoding="utf-8")
-    text = replaced(text, "ladder", ladder_table(runs))
-    wanted = {README: text}
+    wanted[README] = replaced(text, "ladder", ladder)
     page = PERFORMANCE.read_text(encoding="utf-8")
     wanted[PERFORMANCE] = performance(page, stored_bench(), stored_bench(kind="tuning"))
     page = ACCURACY.read_text(encoding="utf-8")
     wanted[ACCURACY] = errors(page, stored_bench(kind="accuracy"))
     for path in sorted(LESSONS.glob("*.md")):
         lesson = path.read_text(encoding="utf-8")
+        rung, _, language = path.stem.partition(".")
         parts: dict[str, Callable[[], str]] = {
-            "measured": lambda path=path: lesson_table(runs, path.stem),  # type: ignore[misc]
+            "measured": lambda rung=rung: lesson_table(runs, rung),  # type: ignore[misc]
             "cells": lambda: cells_table(runs),
             "traffic": lambda: traffic_table(TRAFFIC),
             "products": lambda: products_table(ATTENTION),
@@ -140,7 +144,7 @@ def documents(runs: list[Run]) -> dict[Path, str]:
         }
         for name, body in parts.items():
             if f"<!-- {name}:begin -->" in lesson:
-                lesson = replaced(lesson, name, body())
+                lesson = replaced(lesson, name, chinese.said(body()) if language else body())
         wanted[path] = lesson
     return wanted
 
