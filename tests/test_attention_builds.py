@@ -25,8 +25,9 @@ BUILDS = [
     Build("backward", BF16, "sm_80", 64, causal=False, is_packed=True),
     Build("forward", BF16, "sm_86", 64, is_packed=True),
 ]
-# Bytes of spilled registers that the tables have; the other kernels have none.
-SPILLS = {"by_keys": 256}
+# Bytes of spilled registers that the tables have, the fastest tiles by the clock all the same; the
+# other kernels have none.
+SPILLS = {"by_keys": 384}
 SPILLS_OF_ALL = 1024
 
 
