@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Repeat the stored run: compile, measure every cell in shards over the GPUs that are there, the
-# row operations' and the losses', then accuracy, fusion, linear_cross_entropy, host cost and the
-# rankings of few rows. One command:
+# Repeat the stored run: compile, measure every cell in shards over the GPUs that are there, of the
+# row operations, the losses, attention and linear_cross_entropy, then accuracy, fusion, host cost
+# and the rankings of few rows. One command:
 #
 #   benchmarks/h200.sh OUT [STAGE[=SECONDS]]...
 #
@@ -9,9 +9,10 @@
 #   benchmarks/h200.sh out prepare=200 cells=300            # these stages, so long
 #   ONLY_TORCH=1 benchmarks/h200.sh out cells=300           # torch alone as rival, in all cells
 #
-# Stages: prepare, cells, merge, accuracy, fusion, host, tuning; prepare-losses, losses, linear, for
-# which nothing of the others is needed. A stage that its seconds end goes on where it stopped when
-# the command is run again. PYTHON names the interpreter (python3), CACHE a
+# Stages: prepare, cells, merge, accuracy, fusion, host, tuning; prepare-losses, losses;
+# prepare-attention, attention (merges of parts among it); prepare-linear, linear: for each of these
+# nothing of the others is needed. All that measure cells are cut in shards, one a GPU, and one that
+# its seconds end goes on where it stopped when the command is run again. PYTHON names the interpreter (python3), CACHE a
 # folder for what compilers make (OUT/cache), CUDA_VISIBLE_DEVICES the GPUs (all).
 # To go on with a stored file on one GPU, put it where that GPU's shard would be:
 #   cp benchmarks/results/h200/bench-rows.jsonl OUT/shards/cells-1-0.jsonl
@@ -34,9 +35,12 @@ export TORCHINDUCTOR_COMPILE_THREADS=1 # what is missing is compiled in place: n
 
 OPS="softmax log_softmax softmax_backward log_softmax_backward logsumexp"
 LOSSES="cross_entropy cross_entropy_both cross_entropy_in_forward token_stats"
-AGAINST=torch,compile,quack,liger
-TYPES=bf16,fp16,fp32 LOSS_TYPES=bf16,fp32
-[ -z "${ONLY_TORCH:-}" ] || AGAINST=torch
+ATTENTION="attention attention_backward attention_decode merge"
+LINEAR=linear_cross_entropy
+HOST_AGAINST=torch,compile,quack,liger
+AGAINST=$HOST_AGAINST,tutorial,flash-attn,cut-cross-entropy # each where it has the operation
+TYPES=bf16,fp16,fp32 LOSS_TYPES=bf16,fp32 ATTENTION_TYPES=bf16 LINEAR_TYPES=bf16
+[ -z "${ONLY_TORCH:-}" ] || AGAINST=torch HOST_AGAINST=torch
 FEW=1x32000,16x32000,1x65536,16x65536,1x128256,16x128256,1x262144,16x262144,1x1048576,16x1048576
 # Of the GPUs named, or else of all: torch counts them, under any name.
 GPUS=$("$PYTHON" -c 'import torch; print(torch.cuda.device_count())')
@@ -101,33 +105,40 @@ stage() {
     losses)
       everywhere measure_shard losses "$seconds" "$LOSSES" "$LOSS_TYPES" || rc=$?
       merge losses losses || rc=$? ;;
+    prepare-attention)
+      everywhere prepare_shard "$name" "$seconds" "$ATTENTION" "$ATTENTION_TYPES" || rc=$? ;;
+    attention)
+      everywhere measure_shard attention "$seconds" "$ATTENTION" "$ATTENTION_TYPES" || rc=$?
+      merge attention attention || rc=$? ;;
+    prepare-linear)
+      everywhere prepare_shard "$name" "$seconds" "$LINEAR" "$LINEAR_TYPES" || rc=$? ;;
     linear)
-      CUDA_VISIBLE_DEVICES=${DEVICES[0]} "$PYTHON" benchmarks/linear.py \
-        --out "$OUT/results/bench-linear.jsonl" 2>>"$OUT/shards/linear.log" || rc=$? ;;
+      everywhere measure_shard linear "$seconds" "$LINEAR" "$LINEAR_TYPES" || rc=$?
+      merge linear linear || rc=$? ;;
     accuracy) CUDA_VISIBLE_DEVICES=${DEVICES[0]} accuracy || rc=$? ;;
     fusion)
       CUDA_VISIBLE_DEVICES=${DEVICES[0]} "$PYTHON" benchmarks/fusion.py --seconds "$seconds" \
         --out "$OUT/results/bench-fusion.jsonl" 2>>"$OUT/shards/fusion.log" || rc=$? ;;
     host)
       rm -f "$OUT/results/bench-host.jsonl"
-      CUDA_VISIBLE_DEVICES=${DEVICES[0]} bench --host 8,1024 --against "$AGAINST" \
+      CUDA_VISIBLE_DEVICES=${DEVICES[0]} bench --host 8,1024 --against "$HOST_AGAINST" \
         --save "$OUT/results/bench-host.jsonl" >"$OUT/shards/host.log" || rc=$? ;;
     tuning) CUDA_VISIBLE_DEVICES=${DEVICES[0]} tuning "$seconds" || rc=$? ;;
-    *) echo "h200.sh: no stage $name: prepare, cells, merge, prepare-losses, losses, accuracy," \
-         "fusion, linear, host, tuning" >&2
+    *) echo "h200.sh: no stage $name: prepare, cells, merge, prepare-losses, losses," \
+         "prepare-attention, attention, prepare-linear, linear, accuracy, fusion, host, tuning" >&2
        exit 2 ;;
   esac
   echo "h200.sh: $name: $((SECONDS - begun)) s$([ $rc = 0 ] || echo ", exit status $rc")" >&2
   return $rc
 }
 
-[ $# -gt 0 ] || set -- prepare=240 cells=500 merge prepare-losses=240 losses=300 accuracy \
-  fusion=120 linear host tuning=60
+[ $# -gt 0 ] || set -- prepare=240 cells=500 merge prepare-losses=240 losses=300 \
+  prepare-attention=200 attention=300 prepare-linear=120 linear=200 accuracy fusion=120 host tuning=60
 failed=0
 for each in "$@"; do
   name=${each%%=*} seconds=${each#*=}
   [ "$seconds" != "$each" ] || seconds=600
   stage "$name" "$seconds" || failed=1
 done
-grep -h "^note: " "$OUT"/shards/{cells,losses}-*.log 2>/dev/null | tail -"$((2 * GPUS))" >&2 || true
+grep -h "^note: " "$OUT"/shards/{cells,losses,attention,linear}-*.log 2>/dev/null | tail -"$((2 * GPUS))" >&2 || true
 exit $failed

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from online_softmax.lab import fusedsizes
 from online_softmax.lab.attentiontables import decode_table, products_table
+from online_softmax.lab.benchfile import Entry, Row, line
 
 HEADER = {
     "kind": "header",
@@ -55,3 +57,45 @@ def test_decode(kept: Path):
         "| 2 | 4,096 | 2.35 | 100 | 10,000 |",
     ]
     assert "commit abc1234" in lines[-1]
+
+
+# ---- cells of `bench`
+
+
+def cell(op: str, rows: int, cols: int, sizes: str, dtype: str = "bfloat16", **us: float) -> Row:
+    entries = [
+        Entry(name.replace("_", ", "), "ceiling" if name == "ceiling" else "rival", True,
+              median_us=each, rounds_us=(each,) * 3, gbs=each * 2, tflops=each * 3)
+        for name, each in us.items()
+    ]  # fmt: skip
+    return Row(op, dtype, rows, cols, "normal", 1, (*entries, Entry("compile", "rival")),
+               sizes=sizes)  # fmt: skip
+
+
+def stored(path: Path, *rows: Row) -> Path:
+    path.write_text(json.dumps(HEADER) + "\n" + "".join(line("cell", row) for row in rows))
+    return path
+
+
+def test_cells_are_read_as_well_each_as_measured_last(tmp_path: Path):
+    batch, heads, length, dim = 1, 16, 16384, 128
+    whole = fusedsizes.attention(batch, heads, length, dim, True)
+    short = fusedsizes.attention(4, heads, 4096, dim, True)
+    path = stored(
+        tmp_path / "bench-attention.jsonl",
+        cell("attention", *whole, ours=1.0, torch_flash=2.0),
+        cell("attention", *short, ours=7.0),  # no sequence of the lesson's
+        cell("attention", *whole, dtype="float16", ours=7.0),
+        cell("attention_backward", *whole, ceiling=9.0, ours=20.0),
+        cell("attention", *whole, ours=10.0, torch_flash=2.0),
+        cell("attention_decode", *fusedsizes.decode(8, 4096), ours=1500.0),
+    )
+    assert products_table(path).splitlines()[:4] == [
+        "| pass | head_dim | keys | ours | torch, flash |",
+        "| --- | --- | --- | ---: | ---: |",
+        "| forward | 128 | causal | 30 | 6 |",
+        "| backward | 128 | causal | 60 | — |",
+    ]
+    lines = decode_table(path).splitlines()
+    assert lines[2] == "| 8 | 4,096 | 1.50 | 3,000 |"
+    assert "calls in a graph, without the host's part" in lines[-1]

@@ -193,8 +193,8 @@ def test_a_device_that_dies_in_the_rounds_is_our_fault():
 
 def test_no_cell_is_begun_when_the_seconds_are_over(tmp_path: Path):
     path = tmp_path / "run.jsonl"
-    rows, left = benchrun.run(cells(3), make, setting(), Outlet(Log(path), HEADER, seconds=1e-9))
-    assert (len(rows), left) == (0, 3)
+    found = benchrun.run(cells(3), make, setting(), Outlet(Log(path), HEADER, seconds=1e-9))
+    assert (found.rows, found.left) == ((), 3)
     assert not path.exists()
 
 

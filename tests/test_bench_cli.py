@@ -58,11 +58,11 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
 
 
 @without_gpu
-def test_bench_says_that_it_needs_a_gpu(tmp_path: Path):
+def test_what_needs_a_gpu_says_so(tmp_path: Path):
     saved = tmp_path / "run.jsonl"
-    asks = (["softmax"], ["--tune", "softmax"], ["--host", "8,1024"], ["softmax", "--prepare"])
-    for asked in asks:
-        assert "bench needs a CUDA GPU" in refusal(*asked, "--save", saved)
+    for asked in (["--tune", "softmax"], ["--host", "8,1024"], ["softmax", "--prepare"]):
+        option = next(word for word in asked if word.startswith("--"))
+        assert f"bench {option} needs a CUDA GPU" in refusal(*asked, "--save", saved)
     assert not saved.exists()
 
 
@@ -70,8 +70,8 @@ def test_list_shows_cells_and_bytes():
     listed = run("softmax", "logsumexp", "--grid", "odd", "--dtype", "bf16", "--list").splitlines()
     assert len(listed) == 2 * 8 + 1
     assert listed[3] == (
-        "softmax bfloat16 2670 x 50257: moves 511.9 MiB, takes 4.75 GiB, "
-        "beside torch, compile, quack, liger"
+        "softmax bfloat16 2670 x 50257: moves 511.9 MiB, takes 5.25 GiB, "
+        "beside torch, compile, quack, liger, tutorial"
     )
     assert listed[4].endswith("beside torch")  # 100,277 columns: no other rival
     assert listed[-1].startswith("16 cells; the largest takes ")
@@ -83,7 +83,7 @@ def test_list_as_json_is_sharded():
     assert sorted(repr(cell) for part in parts for cell in part) == sorted(map(repr, whole))
     assert whole[0] == {
         "op": "softmax", "dtype": "bfloat16", "rows": 4194304, "cols": 32, "rivals": ["torch"],
-        "moves": 2**29, "takes": whole[0]["takes"],
+        "moves": 2**29, "takes": whole[0]["takes"], "sizes": "",
     }  # fmt: skip
     assert whole[0]["takes"] > 2**30
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from bench_kit import HEADER
-from online_softmax.lab import bench, benchclock, benchfile, contenders, grid, opbench, tune
-from online_softmax.lab.grid import Cell
-from online_softmax.lab.rotation import Overwrites, Rotation
-
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+from online_softmax.lab import (
+    bench,
+    benchclock,
+)
+from online_softmax.lab.rotation import Follows, Overwrites, Rotation
 
 
 class Device:
@@ -208,6 +206,29 @@ def test_what_overwrites_its_input_has_it_back_before_each_replay_outside_of_the
     assert [found[name].median_us for name in ("spoils", "other")] == pytest.approx([50.0] * 2)
 
 
+def test_what_precedes_a_call_is_made_before_it_is_timed(device: Device):
+    """As a forward before its backward: once for each set, and in no graph."""
+    made: list[object] = []
+
+    def first(x: Tensor, y: Tensor) -> Tensor:
+        assert device.recording is None
+        device.run(9000.0)
+        made.append(x)
+        return x
+
+    def then(given: Tensor, x: Tensor, y: Tensor) -> None:
+        assert given is x
+        device.run(50.0)
+
+    sets = rotation(6, 2)
+    graph = sets.capture(Follows(first, then))
+    assert len(made) == 6
+    assert graph.calls == 24
+    assert graph.replay_us(3) == pytest.approx([50.0] * 3)
+    found = bench.interleaved(sets, {"one": Follows(first, then)})
+    assert found["one"].median_us == pytest.approx(50.0)
+
+
 def test_a_capture_that_fails_leaves_the_input_as_it_was(device: Device):
     def failing(x: Tensor, y: Tensor) -> None:
         x.fill_(1.0)
@@ -253,38 +274,3 @@ def test_clocks_are_those_of_the_gpu_in_use(monkeypatch: pytest.MonkeyPatch, kno
     found = bench._driver("12ab")
     assert found["driver_version"] == "580.1"
     assert found["clocks.sm"] == ("1980 MHz" if knows else "345 MHz")
-
-
-# ---- for real
-
-
-@needs_gpu
-@pytest.mark.gpu
-@pytest.mark.parametrize("op", grid.EVERY_OP)
-def test_a_cell_on_the_gpu(op: str):
-    cell = Cell(op, "bfloat16", 64, 1000)
-    found = contenders.contenders(replace(cell, cols=grid.RIVAL_COLS[0]), ("torch", "compile"))
-    row = opbench.measure(cell, found, benchclock.gpu_setting())
-    assert row.is_right, row
-    for name in ("ceiling", "torch", "compile"):
-        entry = row.entry(name)
-        assert entry.why == "", entry
-        assert entry.clock == "graph"
-        assert 0 < entry.median_us < 1000
-        assert entry.do_bench_us is None
-    ours = row.entry("ours")
-    assert ours.median_us > 0
-    assert ours.do_bench_us > 0
-
-
-@needs_gpu
-@pytest.mark.gpu
-def test_a_ranking_on_the_gpu():
-    line = tune.tune(Cell("softmax", "float32", 64, 1000), benchclock.gpu_setting())
-    best = line["ranking"][0]
-    assert best["why"] == ""
-    assert 0 < best["median_us"] < 1000
-    assert [each["why"] for each in line["ranking"] if each["why"]] == []
-    assert benchfile.parse(
-        benchfile.header_line(HEADER) + benchfile.line("tuning", {**line, "kind": "tuning"}), "x"
-    )[0].others[0]["ranking"]

@@ -12,9 +12,28 @@ from online_softmax.lab.inputs import BadInput
 
 
 def test_examples_in_docstrings_hold():
-    from online_softmax.lab import accuracy, benchshow, contenders, goals, hostcost, rotation
+    from online_softmax.lab import (
+        accuracy,
+        benchshow,
+        contenders,
+        doubts,
+        fusedsizes,
+        goals,
+        hostcost,
+        rotation,
+    )
 
-    for module in (accuracy, grid, benchshow, contenders, goals, hostcost, rotation):
+    for module in (
+        accuracy,
+        grid,
+        benchshow,
+        contenders,
+        doubts,
+        fusedsizes,
+        goals,
+        hostcost,
+        rotation,
+    ):
         tried = doctest.testmod(module, verbose=False)
         assert tried.attempted > 0, module
         assert tried.failed == 0, module

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import runpy
 import sys
 import types
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,7 +19,6 @@ from online_softmax.lab.linear import Work
 
 CPU = torch.device("cpu")
 WORK = Work(24, 16, 50, "float32")
-SCRIPT = Path(__file__).resolve().parents[1] / "benchmarks" / "linear.py"
 US = {"ours, low": 460.0, "ours, fast": 340.0, "torch": 600.0, "three products": 300.0,
       "four products": 400.0}  # fmt: skip
 
@@ -205,37 +202,3 @@ def test_the_last_measurement_of_a_size_is_shown():
     (table,) = benchpage.sections([part])["linear"]
     assert table.title.endswith("50 classes, cpu")
     assert table.rows[0][:2] == ("torch", "5.00")
-
-
-# ---- the script
-
-
-def test_the_script_measures_keeps_and_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    out = tmp_path / "linear.jsonl"
-    small = ["--tokens", "8", "--features", "8", "--classes", "20"]
-    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-
-    def run(*more: str) -> tuple[object, str]:
-        words = ["--out", str(out), "--dtype", "fp32", "--rounds", "1", *more]
-        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *words])
-        with pytest.raises(SystemExit) as ended:
-            runpy.run_path(str(SCRIPT), run_name="__main__")
-        return ended.value.code, capsys.readouterr().err
-
-    code, _ = run(*small)
-    assert code == 0
-    (part,) = benchfile.read([out])
-    assert (part.others[0]["kind"], part.others[0]["classes"]) == ("linear", 20)
-    assert part.header.command.startswith("python benchmarks/linear.py: linear_cross_entropy fl")
-    assert set(part.header.rivals) == {"torch", "liger", "cut-cross-entropy"}
-    before = out.read_text()
-    code, said = run(*small)
-    assert code == 0
-    assert "linear.jsonl has linear_cross_entropy float32, 8 tokens" in said
-    assert out.read_text() == before
-    code, _ = run()
-    assert str(code).startswith("linear.py needs a CUDA GPU for these sizes")
-    assert run("--tokens", "0")[0] == 2

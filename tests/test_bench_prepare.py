@@ -222,7 +222,27 @@ def _threads(task: Task) -> str:
 
 
 def test_a_rival_that_this_knows_not_compiles_nothing():
-    assert {name for name in contenders.RIVALS if name not in prepare.COMPILED} == {"torch"}
+    idle = {name for name in contenders.KNOWN if name not in prepare.COMPILED}
+    assert idle == {"torch", "flash-attn"}  # which are compiled when they are installed
+
+
+def test_what_is_more_than_a_matrix_is_called_once():
+    """Of a cell each line of ours, and each rival that compiles; a refusal is its row."""
+    shapes = {"attention": "1x2x32x16", "attention_backward": "1x2x32x16", "merge": "2x4x16",
+              "linear_cross_entropy": "8x8x20"}  # fmt: skip
+    cells = [grid.named_cells([op], ["float32"], text)[0] for op, text in shapes.items()]
+    todo = prepare.tasks(cells, ("torch", "compile", "liger"), "sm_90a")
+    assert [(task.name, task.cell.op) for task in todo] == [
+        ("ours", "attention"), ("compile", "attention"), ("ours", "attention_backward"),
+        ("compile", "attention_backward"), ("ours", "merge"), ("compile", "merge"),
+        ("ours, low", "linear_cross_entropy"), ("ours, fast", "linear_cross_entropy"),
+        ("compile", "linear_cross_entropy"), ("liger", "linear_cross_entropy"),
+    ]  # fmt: skip
+    ours = [task for task in todo if task.name.startswith("ours")]
+    assert [prepare.do(task, "cpu") for task in ours] == [""] * len(ours)
+    assert prepare.task_bytes(ours[0]) > prepare.CONTEXT_BYTES
+    (liger,) = [task for task in todo if task.name == "liger"]
+    assert "liger" in prepare.do(liger, "cpu")
 
 
 def test_preparing_is_told_and_measures_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -8,11 +8,12 @@ from __future__ import annotations
 import shlex
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from online_softmax.lab import benchcli, grid
+from online_softmax.lab import benchcli, fusedsizes, grid
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "benchmarks" / "h200.sh"
@@ -47,11 +48,13 @@ def test_all_stages_in_order(tmp_path: Path):
     assert [word for word in errors.split() if word.endswith("s,") or word == "s"] != []
     texts = [text for _, _, text in commands]
     order = ["softmax log_softmax softmax_backward log_softmax_backward logsumexp --grid all",
-             "bench-rows.jsonl", "token_stats --grid all", "bench-losses.jsonl", "--accuracy",
-             "fusion.py", "linear.py", "--host", "--tune"]  # fmt: skip
+             "bench-rows.jsonl", "token_stats --grid all", "bench-losses.jsonl",
+             "attention_decode merge --grid all", "bench-attention.jsonl",
+             "linear_cross_entropy --grid all", "bench-linear.jsonl", "--accuracy", "fusion.py",
+             "--host", "--tune"]  # fmt: skip
     places = [next(i for i, text in enumerate(texts) if each in text) for each in order]
     assert places == sorted(places)
-    assert len([text for text in texts if "--prepare" in text]) == 4  # two GPUs, rows and losses
+    assert len([text for text in texts if "--prepare" in text]) == 2 * 4  # GPUs, kinds of cells
     tuned = [text for text in texts if "--tune" in text]
     assert len(tuned) == len(grid.OPS)
 
@@ -69,23 +72,33 @@ def test_each_gpu_has_a_shard(tmp_path: Path):
     assert found == {"0": "0/3", "1": "1/3", "2": "2/3"}
 
 
-def test_losses_are_compiled_and_measured_in_shards_and_become_a_file(tmp_path: Path):
-    code, errors, commands = run(tmp_path, "prepare-losses=50", "losses=70", gpus=2)
+@pytest.mark.parametrize(
+    ("name", "ops", "dtypes"),
+    [
+        ("losses", grid.LOSS_OPS, "bf16,fp32"),
+        ("attention", [*fusedsizes.ATTENTION_OPS, fusedsizes.MERGE], "bf16"),
+        ("linear", [fusedsizes.LINEAR], "bf16"),
+    ],
+)
+def test_cells_are_compiled_and_measured_in_shards_and_become_a_file(
+    tmp_path: Path, name: str, ops: Sequence[str], dtypes: str
+):
+    code, errors, commands = run(tmp_path, f"prepare-{name}=50", f"{name}=70", gpus=2)
     assert code == 0, errors
     *sharded, (_, _, merged) = commands
     assert sorted(gpu for gpu, _, _ in sharded) == ["0", "0", "1", "1"]
     for _, _, text in sharded:
         words = text.split()
-        assert set(grid.LOSS_OPS) <= set(words)
-        assert words[words.index("--dtype") + 1] == "bf16,fp32"
+        assert set(ops) <= set(words)
+        assert words[words.index("--dtype") + 1] == dtypes
         is_prepared = "--prepare" in words
         assert words[words.index("--seconds") + 1] == ("50" if is_prepared else "70")
         assert is_prepared or "--resume" in words
     saved = [text.split("--save ")[1] for _, _, text in sharded if "--save" in text]
     shards = tmp_path / "out" / "shards"
-    assert sorted(saved) == [f"{shards}/losses-2-{index}.jsonl" for index in range(2)]
-    assert f"--from {shards}/losses-*.jsonl" in merged
-    assert merged.endswith("/results/bench-losses.jsonl")
+    assert sorted(saved) == [f"{shards}/{name}-2-{index}.jsonl" for index in range(2)]
+    assert f"--from {shards}/{name}-*.jsonl" in merged
+    assert merged.endswith(f"/results/bench-{name}.jsonl")
 
 
 def test_gpus_that_are_named_and_torch_alone(tmp_path: Path):
@@ -126,4 +139,4 @@ def test_its_commands_are_ones_that_bench_takes(tmp_path: Path, monkeypatch: pyt
         done = CliRunner().invoke(cli.app, words[words.index("bench") :])
         assert done.exit_code == 0, (words, done.output)
     cells = ["_prepare", "_measure", "_stored"]
-    assert taken == [*cells, *cells, "_accuracy", "_measure", *["_measure"] * len(grid.OPS)]
+    assert taken == [*cells * 4, "_accuracy", "_measure", *["_measure"] * len(grid.OPS)]

@@ -53,6 +53,8 @@ class Arena:
             generator = torch.Generator(device).manual_seed(SEED)
             block.view(dtype).normal_(generator=generator)
             self._filled[role] = dtype
+        elif not is_random:  # somebody will write there
+            self._filled.pop(role, None)
         whole = block.view(dtype)[: sets * step].view(sets, step)
         return whole[:, :numel].view(sets, *shape)
 

@@ -1,4 +1,7 @@
-"""The tables of attention in Markdown, from what benchmarks/attention.py stored."""
+"""The lesson's tables of attention in Markdown, from what `bench attention ...` stored.
+
+Files of the script that was there before are read too: their lines are of kind "attention".
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,19 @@ import json
 from pathlib import Path
 from typing import Any
 
+from online_softmax.lab.fusedsizes import TOKENS, parsed
 from online_softmax.lab.laddertables import table
 
 NO_RATE = "—"  # a contender that refused the cell
+PASSES = {
+    "attention": "forward",
+    "attention_backward": "backward",
+    "attention_decode": "decode",
+}
+DTYPE = "bfloat16"  # the lesson's
+BY_GRAPH = "calls in a graph, without the host's part"
+BY_HOST = "the host's part of a call is in its time"
+Line = dict[str, Any]
 
 
 def products_table(path: Path) -> str:
@@ -39,14 +52,15 @@ def decode_table(path: Path) -> str:
         (
             f"{line['batch']:,}",
             f"{line['keys']:,}",
-            f"{_median(line['rounds_ms']['ours']):.2f}",
+            _milliseconds(line["rounds_ms"].get("ours")),
             *(_rate(line, name) for name in names),
         )
         for line in lines
     ]
+    how = BY_GRAPH if any("op" in line for line in lines) else BY_HOST
     note = (
         "GB/s of keys and values, bfloat16, one query of 32 heads on 8 heads of keys, head_dim "
-        f"128; the host's part of a call is in its time. {_circumstances(header)}"
+        f"128; {how}. {_circumstances(header)}"
     )
     return f"{table(('sequences', 'keys', 'ours, ms', *names), rows, text=0)}\n\n{note}"
 
@@ -54,26 +68,54 @@ def decode_table(path: Path) -> str:
 # ---- the parts
 
 
-def _read(path: Path, *passes: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The header, and the lines of these passes."""
-    header, *lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-    return header, [line for line in lines if line["what"] in passes]
+def _read(path: Path, *passes: str) -> tuple[Line, list[Line]]:
+    """The last header, and the lines of these passes, each cell as it was measured last."""
+    objects = [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
+    header = [each for each in objects if each.get("kind") == "header"][-1]
+    found: dict[str, Line] = {}
+    for each in objects:
+        line = _of_cell(each) if each.get("kind") == "cell" else each
+        if line is not None and line.get("what") in passes:
+            key = {name: line.get(name) for name in ("what", "head_dim", "causal", "batch", "keys")}
+            found[json.dumps(key)] = line
+    return header, list(found.values())
 
 
-def _names(lines: list[dict[str, Any]]) -> list[str]:
+def _of_cell(cell: Line) -> Line | None:
+    """A cell of `bench` as a line of the tables; None: it is in none of them."""
+    if cell["op"] not in PASSES or cell["dtype"] != DTYPE:
+        return None
+    sizes, what = parsed(cell["sizes"]), PASSES[cell["op"]]
+    if what != "decode" and (sizes["batch"] != 1 or cell["cols"] != TOKENS):
+        return None
+    timed = [e for e in cell["entries"] if e.get("median_us") and not e.get("doubt")]
+    timed = [e for e in timed if e["kind"] != "ceiling"]
+    rate = "gbs" if what == "decode" else "tflops"
+    line = {
+        "op": cell["op"],
+        "what": what,
+        "rates": {e["name"]: e[rate] for e in timed},
+        "rounds_ms": {e["name"]: [us / 1e3 for us in e["rounds_us"]] for e in timed},
+    }
+    if what == "decode":
+        return line | {"batch": sizes["batch"], "keys": cell["cols"]}
+    return line | {"head_dim": sizes["head_dim"], "causal": bool(sizes["causal"])}
+
+
+def _names(lines: list[Line]) -> list[str]:
     return list(dict.fromkeys(name for line in lines for name in line["rates"]))
 
 
-def _rate(line: dict[str, Any], name: str) -> str:
+def _rate(line: Line, name: str) -> str:
     rate = line["rates"].get(name)
     return NO_RATE if rate is None else f"{rate:,.0f}"
 
 
-def _median(rounds: list[float]) -> float:
-    return sorted(rounds)[len(rounds) // 2]
+def _milliseconds(rounds: list[float] | None) -> str:
+    return f"{sorted(rounds)[len(rounds) // 2]:.2f}" if rounds else NO_RATE
 
 
-def _circumstances(header: dict[str, Any]) -> str:
+def _circumstances(header: Line) -> str:
     versions = header["versions"]
     return (
         f"{header['device']}, {header['date'][:10]}, commit {versions['commit']}, torch "

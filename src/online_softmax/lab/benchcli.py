@@ -1,12 +1,10 @@
-"""The command `bench`: cells asked for, measured, resumed, listed, tuned, or shown again."""
+"""The command `bench`: cells measured, resumed, listed, tuned, shown again, or compared."""
 
 from __future__ import annotations
 
-import sys
+import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,47 +12,34 @@ import typer
 
 from online_softmax.lab import benchoptions as options
 from online_softmax.lab import benchshow
+from online_softmax.lab.benchask import Asked, Words, lacks_gpu, limit_of, needs_gpu
+from online_softmax.lab.benchask import header as _header
 
 if TYPE_CHECKING:
     from online_softmax.lab.benchclock import Setting
-    from online_softmax.lab.benchfile import Header, Log, Part, Row
-    from online_softmax.lab.contenders import Contender
+    from online_softmax.lab.benchfile import Header, Log, Part
+    from online_softmax.lab.contender import Contender
     from online_softmax.lab.grid import Cell
 
-WRONG = 1  # exit code: a result of ours is wrong
-NO_GPU = (
-    "bench needs a CUDA GPU, and torch sees none here: --list shows the cells, --from FILE shows "
-    "kept results, --accuracy compares with float64 on a CPU"
-)
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What a person asked for, checked."""
-
-    cells: list[Cell]
-    rivals: tuple[str, ...]
-    values: str
-    seconds: float  # of the whole run
-    as_json: bool
-    save: Path | None
-    resume: bool
+WRONG = 1  # exit code: a result of ours is wrong, slower than it was, or there is none
 
 
 def bench(
     ops: options.Ops = None,
-    grid: options.Grid = "big",
+    grid: options.Grid = None,
     shapes: options.Cells = None,
-    dtype: options.Types = "bf16,fp16,fp32",
+    dtype: options.Types = None,
     against: options.Against = None,
     values: options.Values = "normal",
     shard: options.Shard = "0/1",
+    repeat: options.Repeat = None,
     seconds: options.Seconds = None,
     resume: options.Resume = False,
     as_json: options.Json = False,
     save: options.Save = None,
     listed: options.Listed = False,
     stored: options.Stored = None,
+    compare: options.Compare = None,
     tune: options.Tune = None,
     host: options.Host = None,
     prepare: options.Prepare = False,
@@ -67,14 +52,17 @@ def bench(
     from online_softmax.lab.inputs import BadInput
 
     texts = {"--cells": shapes, "--tune": tune, "--host": host, "--save": save, "--grid": grid}
-    if against is None:  # a compiled call is no eager one
-        against = "torch,quack" if host else "torch,compile,quack,liger"
     texts |= {"--dtype": dtype, "--against": against, "--values": values, "--shard": shard}
+    texts["--compare"] = compare
     for option, text in (*texts.items(), *(("--from", each) for each in stored or ())):
         arguments.word(option, text, options.WANTED[option])
     limit = arguments.seconds("--seconds", seconds, 0.0)
     count = arguments.whole("--workers", workers)
+    times = arguments.whole("--repeat", repeat) or 1
     kept = Path(save) if save else None
+    if compare:
+        _compare([compare, *(ops or ())], as_json)
+        return
     if stored:
         _stored([*stored, *(ops or ())], as_json, kept)
         return
@@ -87,10 +75,12 @@ def bench(
     # Losses have no cuts of their own to rank, and are compared with float64 in their cells alone.
     known = grids.OPS if tune or accuracy else grids.EVERY_OP
     named = [] if host else grids.named(ops or [tune or ""], known, "operation")
-    cells = _cells(named, grid, shapes or "", dtype, shard, accuracy)
+    is_cpu = not (listed or prepare or accuracy or tune or host) and lacks_gpu()
+    words = Words(grid, shapes, dtype, against, values, shard).filled(is_cpu, bool(host))
+    cells = words.cells(named, accuracy)
     grids.named([values], benchclock.VALUES, "--values")
-    asked = Asked(cells, contenders.rivals(against), values,
-                  float("inf") if limit is None else limit, as_json, kept, resume)  # fmt: skip
+    asked = Asked(cells, contenders.rivals(words.against or ""), values, limit_of(limit, is_cpu),
+                  as_json, kept, resume, times, is_cpu)  # fmt: skip
     if listed:
         benchshow.list_cells(cells, asked.rivals, as_json)
     elif prepare:
@@ -106,8 +96,11 @@ def bench(
 
 def _stored(names: Sequence[str], as_json: bool, save: Path | None) -> None:
     from online_softmax.lab import benchfile, places
+    from online_softmax.lab.inputs import BadInput
 
-    parts = benchfile.read(map(Path, names))
+    parts = benchfile.read(map(Path, names), _note)
+    if not any(part.rows or part.others for part in parts):
+        raise BadInput(f"{', '.join(names)}: no cell was measured before the run ended")
     if save:
         places.place("--save", str(save))
         log = benchfile.Log(save)
@@ -116,14 +109,33 @@ def _stored(names: Sequence[str], as_json: bool, save: Path | None) -> None:
         typer.echo(f"{save} written", err=True)
     if not (save and as_json):
         benchshow.show(parts, as_json)
-    _end(benchfile.latest(parts))
+    _end(parts)
+
+
+def _compare(names: Sequence[str], as_json: bool) -> None:
+    from online_softmax.lab import benchcompare, benchfile
+    from online_softmax.lab.inputs import BadInput
+
+    if len(names) != 2:
+        raise BadInput(f"--compare takes two files, OLD and NEW; there are {len(names)}")
+    old, new = (benchcompare.times(benchfile.read([Path(name)], _note)) for name in names)
+    found = benchcompare.compare(old, new)
+    if not found.changes:
+        raise BadInput(f"--compare: {names[0]} and {names[1]} have no timed cell in common")
+    if as_json:
+        typer.echo(json.dumps(benchcompare.as_json(found), allow_nan=False))
+    else:
+        benchshow.tables(benchcompare.tables(found))
+    typer.echo(benchcompare.summary(found), err=as_json)
+    if found.regressions:
+        raise typer.Exit(WRONG)
 
 
 def _prepare(asked: Asked, workers: int) -> None:
     from online_softmax.lab import prepare
     from online_softmax.lab.inputs import BadInput
 
-    _needs_gpu()
+    needs_gpu("--prepare")
     if asked.save:
         raise BadInput("--prepare fills the compilers' own caches: it keeps nothing in --save")
     todo, count = prepare.here(asked.cells, asked.rivals, workers)
@@ -168,13 +180,8 @@ def _accuracy(asked: Asked) -> None:
         raise typer.Exit(WRONG)
 
 
-def _needs_gpu() -> None:
-    import torch
-
-    from online_softmax.lab.inputs import BadInput
-
-    if not torch.cuda.is_available():
-        raise BadInput(NO_GPU)
+def _note(text: str) -> None:
+    typer.echo(f"note: {text}", err=True)
 
 
 def _log(asked: Asked) -> tuple[Log, Header]:
@@ -184,19 +191,25 @@ def _log(asked: Asked) -> tuple[Log, Header]:
     if asked.save:
         places.place("--save", str(asked.save))
     log = benchfile.Log(asked.save, asked.resume)
+    if log.torn_bytes:
+        _note(f"{asked.save} ended within a line: its {log.torn_bytes} bytes are dropped")
     header = _header(asked.rivals, asked.values)
     if log.sources - {header.versions.get("sources")}:
-        typer.echo(f"note: {asked.save} has results of other kernel sources; they stay", err=True)
+        _note(f"{asked.save} has results of other kernel sources; they stay")
     return log, header
 
 
 def _measure(asked: Asked, is_tuning: bool, host: str) -> None:
-    from online_softmax.lab import benchclock, benchfile, hostcost
+    from online_softmax.lab import benchclock, cpuclock, hostcost
 
     size = hostcost.parse(host) if host else (0, 0)
-    _needs_gpu()
+    if is_tuning or host:
+        needs_gpu("--tune" if is_tuning else "--host")
     log, header = _log(asked)
-    setting = benchclock.gpu_setting(asked.values)
+    setting = (cpuclock.setting if asked.is_cpu else benchclock.gpu_setting)(asked.values)
+    for text in (cpuclock.NOTE if asked.is_cpu else "", setting.note):
+        if text:
+            _note(text)
     parts: list[Part] = list(log.kept)
     try:
         if host:
@@ -210,7 +223,7 @@ def _measure(asked: Asked, is_tuning: bool, host: str) -> None:
         benchshow.show(parts)
     if asked.save:
         typer.echo(f"{asked.save} written", err=True)
-    _end(benchfile.latest(parts))
+    _end(parts)
 
 
 def _run(asked: Asked, setting: Setting, log: Log, header: Header, is_tuning: bool) -> Part:
@@ -228,12 +241,12 @@ def _run(asked: Asked, setting: Setting, log: Log, header: Header, is_tuning: bo
             found, left = tune.run(asked.cells, setting, outlet)
             part = benchfile.Part(header, (), tuple(found))
         else:
-            rows, left = benchrun.run(asked.cells, make, setting, outlet)
-            part = benchfile.Part(header, tuple(rows))
+            run = benchrun.run(asked.cells, make, setting, outlet, asked.repeat)
+            part, left = benchfile.Part(header, run.rows, run.others), run.left
     if said := benchshow.spent(part.rows, time.perf_counter() - begun):
-        typer.echo(f"note: {said}", err=True)
+        _note(said)
     if left:
-        typer.echo(f"note: the seconds are over, {left} cells are left: --resume", err=True)
+        _note(f"the seconds are over, {left} cells are left: --resume, or more --seconds")
     return part
 
 
@@ -249,49 +262,25 @@ def _host(size: tuple[int, int], asked: Asked, log: Log, header: Header) -> Part
     return benchfile.Part(header, (), (found,))
 
 
-def _end(rows: Sequence[Row]) -> None:
-    wrong = [row for row in rows if not row.is_right]
-    for row in wrong:
-        for entry in row.entries:
-            if entry.kind != "rival" and entry.ok is False:
-                typer.echo(f"WRONG: {row.cell.text}: {entry.name}: {entry.why}", err=True)
-    if wrong:
+def _end(parts: Sequence[Part]) -> None:
+    """Say what is wrong or missing in results, and leave with an exit code for it."""
+    from online_softmax.lab import benchfile, linearcells
+
+    rows = benchfile.latest(parts)
+    wrong = [
+        f"{row.cell.text}: {entry.name}: {entry.why}"
+        for row in rows
+        for entry in row.entries
+        if entry.kind != "rival" and entry.ok is False
+    ]
+    others = [line for part in parts for line in part.others]
+    for line in others:
+        wrong += linearcells.wrong(line) if line["kind"] == "linear" else []
+    for text in wrong:
+        typer.echo(f"WRONG: {text}", err=True)
+    empty = rows and not others and not any(e.median_us for row in rows for e in row.entries)
+    if empty:
+        why = next((e.why for row in rows for e in row.entries if e.why), rows[0].why)
+        typer.echo(f"error: nothing was timed in {len(rows)} cells: {why}", err=True)
+    if wrong or empty:
         raise typer.Exit(WRONG)
-
-
-# ---- what was asked for
-
-
-def _listed(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def _cells(
-    ops: list[str], name: str, shapes: str, dtype: str, shard: str, is_accuracy: bool
-) -> list[Cell]:
-    from online_softmax.lab import accuracy, grid, inputs
-
-    types = dict.fromkeys(inputs.short_name(inputs.dtype_of(each)) for each in _listed(dtype))
-    grid.named([name], grid.GRIDS, "--grid")
-    cells = grid.grid_cells(ops, types, name)
-    if shapes or is_accuracy:
-        matrices = grid.parse_shapes(shapes) if shapes else accuracy.shapes()
-        cells = grid.cells(ops, types, matrices)
-    return grid.shard(cells, shard)
-
-
-def _header(rivals: tuple[str, ...], values: str) -> Header:
-    import torch
-
-    from online_softmax.lab import bench, benchfile, contenders, info, ladder, places
-
-    return benchfile.Header(
-        date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        command=places.recorded(sys.argv[1:]),
-        device=torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-        versions=info.versions(),
-        machine=bench.machine(),
-        clock=ladder.CLOCK,
-        rivals=contenders.versions(rivals),
-        values=values,
-    )

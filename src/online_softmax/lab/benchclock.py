@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from online_softmax.lab import bench
+from online_softmax.lab import bench, clocks, doubts, info
 from online_softmax.lab.arena import Arena
 from online_softmax.lab.bench import Timing
 from online_softmax.lab.benchfile import Entry
@@ -43,6 +43,10 @@ class Setting:
     synchronize: Callable[[], None]
     values: str = "normal"
     arena: Arena = field(default_factory=Arena)  # the memory that cells share
+    clock: str = "graph"  # what an entry says of its times
+    limits: doubts.Limits = field(default_factory=doubts.Limits)  # times that beat them are doubted
+    watch: clocks.Watch = lambda: None  # the GPU's clocks now; None: nobody can tell
+    note: str = ""  # what is not recorded here, and why, a sentence
 
 
 class Broken(RuntimeError):  # noqa: N818 a state of the device
@@ -83,9 +87,14 @@ def gpu_setting(values: str = "normal") -> Setting:
         return free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
 
     device = torch.device("cuda", torch.cuda.current_device())
-    l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
-    synchronize = torch.cuda.synchronize
-    return Setting(device, l2_bytes, interleaved, quick, do_bench, free_bytes, synchronize, values)
+    properties = torch.cuda.get_device_properties(device)
+    l2_bytes = properties.L2_cache_size
+    limits = doubts.of_card(properties.name, *info.bandwidth(device.index))
+    watch, note = clocks.watcher(str(getattr(properties, "uuid", "")))
+    return Setting(
+        device, l2_bytes, interleaved, quick, do_bench, free_bytes, torch.cuda.synchronize, values,
+        limits=limits, watch=watch or (lambda: None), note=note,
+    )  # fmt: skip
 
 
 def _restored_us(call: Callable[[], Any], before: Callable[[], None], cache: Tensor) -> float:

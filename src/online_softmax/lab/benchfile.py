@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,9 @@ class Entry:
     rounds_us: tuple[float, ...] = ()  # the median of each interleaved round
     do_bench_us: float | None = None  # a second figure: triton.testing.do_bench, median
     gbs: float | None = None  # ideal bytes over the median, GB/s
+    tflops: float | None = None  # of operations whose limit is products: those over the median
+    repeats_us: tuple[float, ...] = ()  # where the cell was measured again: the median of each time
+    doubt: str = ""  # why the time is not to be believed (doubts.py)
 
     @property
     def spread_us(self) -> float:
@@ -63,10 +66,19 @@ class Row:
     seconds: float = 0.0  # that measuring took
     spent: dict[str, float] = field(default_factory=dict)  # of them, by what they went to
     why: str = ""  # why the whole cell was not measured
+    sizes: str = ""  # what rows and columns do not say: grid.Cell.sizes
+    flops: int = 0  # of the products that the operation is made of; 0: memory is its limit
+    repeats: int = 1  # how often it was measured, all of which is in the entries
+    clocks: dict[str, Any] = field(default_factory=dict)  # clocks.between; empty: nobody looked
 
     @property
     def cell(self) -> Cell:
-        return Cell(self.op, self.dtype, self.rows, self.cols)
+        return Cell(self.op, self.dtype, self.rows, self.cols, self.sizes)
+
+    @property
+    def is_throttled(self) -> bool:
+        """Something slowed the GPU's clocks while it was timed."""
+        return bool(self.clocks.get("reasons"))
 
     @property
     def is_right(self) -> bool:
@@ -136,8 +148,9 @@ def parse(text: str, name: str) -> list[Part]:
     return [Part(header, tuple(rows), tuple(others)) for header, rows, others in parts]
 
 
-def read(paths: Iterable[Path]) -> list[Part]:
-    """The parts of several files, in order.
+def read(paths: Iterable[Path], note: Callable[[str], None] = lambda text: None) -> list[Part]:
+    """The parts of several files, in order. A last line without its end is passed over, and `note`
+    is told so.
 
     Raises:
         BadInput: a file cannot be read, or holds something else.
@@ -150,6 +163,8 @@ def read(paths: Iterable[Path]) -> list[Part]:
             raise BadInput(f"--from {path} cannot be read: {error.strerror}") from None
         except UnicodeDecodeError as error:
             raise BadInput(f"--from {path} cannot be read: {error}") from None
+        if text and not text.endswith("\n"):
+            note(f"{path} ends within a line, which is passed over")
         parts += parse(text, str(path))
     return parts
 
@@ -184,17 +199,17 @@ class Log:
         """Raises BadInput for a file that is there already, unless `resume` goes on with it."""
         self.path = path
         self.kept: list[Part] = []
+        self.torn_bytes = 0  # of a last line without its end, which were cut off
         if path is None or not path.exists() or not path.stat().st_size:
             return
         if not resume:
             raise BadInput(f"{path} is there already: --resume goes on with it")
         whole = path.read_bytes()
         end = whole.rfind(b"\n") + 1
-        if not end:  # torn in its first line: nothing to go on with
-            os.truncate(path, 0)
-            return
-        self.kept = parse(whole[:end].decode("utf-8", "replace"), str(path))
-        if end < len(whole):
+        if end:  # else torn in its first line: nothing to go on with
+            self.kept = parse(whole[:end].decode("utf-8", "replace"), str(path))
+        self.torn_bytes = len(whole) - end
+        if self.torn_bytes:
             os.truncate(path, end)
 
     def has(self, cell: Cell, values: str) -> bool:

@@ -14,9 +14,11 @@ HELP = """Time operations beside what memory allows and beside rivals, on a grid
 
 OP: softmax, log_softmax, softmax_backward, log_softmax_backward, logsumexp; cross_entropy, \
 cross_entropy_both (with its gradient), cross_entropy_in_forward (which makes it in the forward), \
-token_stats, as their public functions. Every contender is compared with float64 first: what is \
-wrong gets no time. Rivals other than torch are timed where the grid asks for them; one that \
-refuses is a row with its reason.
+token_stats; attention, attention_backward, attention_decode, merge (of parts of the keys), \
+linear_cross_entropy, as their public functions. Every contender is compared with float64 first: \
+what is wrong gets no time. Rivals other than torch are timed where the grid asks for them; one \
+that refuses is a row with its reason. A time that beats the card's limit, or of a throttled \
+clock, is marked. Without a GPU the CPU is timed, on a few cells of a second.
 
 \b
 Examples:
@@ -25,6 +27,11 @@ Examples:
   online-softmax bench softmax --cells 4096x50257,1x1048576 --dtype bf16
   online-softmax bench softmax --grid small --list
   online-softmax bench cross_entropy token_stats --grid all --dtype bf16,fp32 --save loss.jsonl
+  online-softmax bench attention attention_backward attention_decode --dtype bf16
+  online-softmax bench attention --cells 4x16x4096x128,1x32x16384x64 --dtype bf16
+  online-softmax bench linear_cross_entropy --cells 8192x4096x128256 --dtype bf16
+  online-softmax bench softmax --grid odd --repeat 5 --save new.jsonl
+  online-softmax bench --compare old.jsonl new.jsonl
   online-softmax bench --from run.jsonl more.jsonl
   online-softmax bench --from part0.jsonl part1.jsonl --save whole.jsonl
   online-softmax bench softmax --grid all --prepare
@@ -34,21 +41,44 @@ Examples:
 
 Ops = Annotated[list[str] | None, typer.Argument(metavar="OP", show_default=False, hidden=True)]
 Grid = Annotated[
-    str,
+    str | None,
     option(
-        "big (2^27 elements a cell, of losses 2^28), small (few rows), odd (vocabularies) or all.",
+        "big (2^27 elements a cell, of losses 2^28; attention: 16,384 tokens), small (few rows), "
+        "odd (vocabularies), all, or cpu (a second each). Default: big; without a GPU cpu.",
         "NAME",
     ),
 ]
 Cells = Annotated[
-    str | None, option("These shapes in place of a grid.", "ROWSxCOLS,...", "--cells")
+    str | None,
+    option(
+        "These shapes in place of a grid. Of attention BATCHxHEADSxLENGTHxHEAD_DIM, of "
+        "attention_decode BATCHxKEYS, of merge PARTSxROWSxCOLS, of linear_cross_entropy "
+        "TOKENSxFEATURESxCLASSES.",
+        "ROWSxCOLS,...",
+        "--cells",
+    ),
 ]
-Types = Annotated[str, option("Default: bf16,fp16,fp32.", "TYPE,TYPE", "--dtype")]
+Types = Annotated[
+    str | None, option("Default: bf16,fp16,fp32; without a GPU fp32.", "TYPE,TYPE", "--dtype")
+]
 Against = Annotated[
     str | None,
     option(
-        "Rivals; torch always is one. Default: torch,compile,quack,liger; with --host torch,quack.",
+        "Of torch, compile, quack, liger, tutorial, flash-attn, cut-cross-entropy; torch always is "
+        "one. Default: all that have the operation; with --host torch,quack; without a GPU torch.",
         "NAME,NAME",
+    ),
+]
+Repeat = Annotated[
+    str | None, option("Measure each cell so many times, to know its noise. Default: 1.", "N")
+]
+Compare = Annotated[
+    str | None,
+    option(
+        "Run nothing; what is slower in the second file, beyond the noise of both. Exit code 1 if "
+        "something is.",
+        "OLD NEW",
+        "--compare",
     ),
 ]
 Values = Annotated[
@@ -56,7 +86,12 @@ Values = Annotated[
 ]
 Shard = Annotated[str, option("Every n-th cell from the i-th.", "I/N")]
 Seconds = Annotated[
-    str | None, option("Of the whole run: begin no cell after so many; --resume goes on.", "S")
+    str | None,
+    option(
+        "Of the whole run: begin no cell after so many; --resume goes on. Default without a GPU: "
+        "50.",
+        "S",
+    ),
 ]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Go on with the file of --save; what it has is skipped.")
@@ -101,7 +136,8 @@ Accuracy = Annotated[
 ]
 
 WANTED = {  # what to give where an option's text is blank
-    "--grid": "big, small, odd or all",
+    "--grid": "big, small, odd, all or cpu",
+    "--compare": "two files, OLD and NEW",
     "--cells": "shapes, such as 4096x50257,1x1048576",
     "--dtype": "float32, float16 or bfloat16, or several",
     "--against": "names of rivals, such as torch,quack",
@@ -113,6 +149,6 @@ WANTED = {  # what to give where an option's text is blank
     "--from": "a file",
 }
 
-__all__ = ["HELP", "NARROWEST", "WANTED", "Accuracy", "Against", "Cells", "Grid", "Host", "Json"]
-__all__ += ["Listed", "Ops", "Prepare", "Resume", "Save", "Seconds", "Shard", "Stored", "Tune"]
-__all__ += ["Types", "Values", "Workers"]
+__all__ = ["HELP", "NARROWEST", "WANTED", "Accuracy", "Against", "Cells", "Compare", "Grid"]
+__all__ += ["Host", "Json", "Listed", "Ops", "Prepare", "Repeat", "Resume", "Save", "Seconds"]
+__all__ += ["Shard", "Stored", "Tune", "Types", "Values", "Workers"]

@@ -19,6 +19,8 @@ from online_softmax.lab import (
     accuracy,
     benchfile,
     benchtable,
+    doubts,
+    fusedtables,
     fusion,
     goals,
     hostcost,
@@ -81,6 +83,21 @@ def refusals_table(rows: Sequence[Row]) -> Table:
     return Table("Without a time, or timed by do_bench alone", head, tuple(lines), text=4)
 
 
+def doubts_table(rows: Sequence[Row]) -> Table:
+    """Times that are not to be believed, and why. Reasons of one contender that differ in their
+    figures alone are one line, with the figures of the first."""
+    counted: dict[tuple[str, str, str], list[tuple[Row, str]]] = {}
+    for row, name, why in doubts.lines(rows):
+        counted.setdefault((row.op, name, FIGURE.sub("#", why)), []).append((row, why))
+    lines = []
+    for (op, name, _), found in counted.items():
+        first, why = found[0]
+        cell = f"{first.dtype} {benchtable.size(first)}"
+        lines.append((op, name, why, cell, str(len(found))))
+    head = ("operation", "contender", "why", "first", "cells")
+    return Table("Times to doubt: past a limit, or of a throttled clock", head, tuple(lines), 4)
+
+
 def _others(parts: Sequence[Part], kind: str) -> list[Table]:
     """Tables of what stands beside cells in a file, by its kind."""
     found = [other for part in parts for other in part.others if other["kind"] == kind]
@@ -107,11 +124,12 @@ def sections(parts: Sequence[Part], is_page: bool = False) -> dict[str, list[Tab
     A page has of the small cells those with every rival alone, and no rankings of cuts: its readers
     have the files too. What is long it keeps shut, operation by operation, under a summary.
     """
-    rows = benchtable.ordered(benchfile.latest(parts))
+    every = benchtable.ordered(benchfile.latest(parts))
+    rows = [row for row in every if not row.cell.is_fused]
     tuned = [other for part in parts for other in part.others if other["kind"] == "tuning"]
     prices = tune.prices(tuned)
     small = [r for r in rows if not r.cell.is_large and (r.cell.has_rivals or not is_page)]
-    refusals, errors = [refusals_table(rows)], [verdicts.accuracy_table(rows)]
+    refusals, errors = [refusals_table(every)], [verdicts.accuracy_table(rows)]
     if is_page:
         refusals = _folded(refusals_table, rows)
         errors = [verdicts.exact_table(rows), *_folded(verdicts.accuracy_table, rows)]
@@ -121,10 +139,12 @@ def sections(parts: Sequence[Part], is_page: bool = False) -> dict[str, list[Tab
         "fusion": _others(parts, "fusion"),
         "losses": [lossverdicts.in_forward_table(rows), lossverdicts.stats_table(rows)],
         "linear": _others(parts, "linear"),
+        "attention": fusedtables.tables(every),
         "errors": _others(parts, "accuracy"),
         "large": cell_tables([r for r in rows if r.cell.is_large]),
         "small": cell_tables(small, ", other cells", prices),
         "refusals": refusals,
+        "doubts": [doubts_table(every)],
         "accuracy": errors,
         "few": [verdicts.few_table(rows)],
         "means": [verdicts.means_table(rows)],
@@ -145,7 +165,17 @@ def render(parts: Sequence[Part], console: Console) -> None:
     """Print every table."""
     for header in circumstances(parts):
         console.print(Text(header))
-    for each in (table for tables in sections(parts).values() for table in tables):
+    found = [table for tables in sections(parts).values() for table in tables]
+    render_tables(found, console)
+    console.print()
+    console.print(Text("x RIVAL: times as fast. *: no graph held it; by do_bench, both.", "dim"))
+    if any(doubts.lines(part.rows) for part in parts):
+        console.print(Text(f"{doubts.MARK}: not to be believed, and counted nowhere.", "dim"))
+
+
+def render_tables(found: Iterable[Table], console: Console) -> None:
+    """Print tables, one below the other."""
+    for each in found:
         console.print()
         console.print(Text(each.title, "bold"))
         if not each.rows:
@@ -159,8 +189,6 @@ def render(parts: Sequence[Part], console: Console) -> None:
         for line in each.rows:
             table.add_row(*map(Text, line))
         console.print(Padding(table, (0, 0, 0, 2), expand=False))
-    console.print()
-    console.print(Text("x RIVAL: times as fast. *: no graph held it; by do_bench, both.", "dim"))
 
 
 def _rivals_said(part: Part) -> str:
@@ -175,6 +203,8 @@ def circumstances(parts: Iterable[Part]) -> list[str]:
     for part in parts:
         h = part.header
         said = [h.device, f"driver {h.machine.get('driver_version') or 'unknown'}"]
+        if h.device == "cpu":
+            said = [f"CPU {h.machine.get('cpu', '')}, {h.machine.get('threads', 1)} threads"]
         versions = h.versions.items()
         said += [f"{name} {v}" for name, v in versions if name in ("torch", "triton") and v]
         rest = f", commit {h.versions.get('commit') or 'unknown'}; {{}}. {h.clock}."

@@ -25,6 +25,7 @@ NAMES = {
     "compile": "torch.compile",
     "quack": "quack",
     "liger": "liger",
+    "tutorial": "Triton's tutorial",
 }
 COLOURS = {
     "ours": "#0072B2",
@@ -32,8 +33,10 @@ COLOURS = {
     "compile": "#E69F00",
     "quack": "#009E73",
     "liger": "#CC79A7",
+    "tutorial": "#56B4E9",
 }
 MARKERS = {"ours": "o", "torch": "s", "compile": "^", "quack": "D", "liger": "v"}
+MARKERS |= {"tutorial": "P"}
 CEILING = {"softmax": "a copy", "log_softmax": "a copy", "logsumexp": "a read"}
 CEILING |= {"cross_entropy": "a read", "cross_entropy_both": "a read and then a copy"}
 CEILING |= {"cross_entropy_in_forward": "a copy", "token_stats": "a read"}

@@ -8,32 +8,41 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from online_softmax.lab import benchfile, opbench
+from online_softmax.lab import benchfile, linearcells, opbench, repeats
 from online_softmax.lab.benchclock import Broken, Setting
 from online_softmax.lab.benchfile import Row
-from online_softmax.lab.contenders import Contender
+from online_softmax.lab.contender import Contender
+from online_softmax.lab.fusedsizes import LINEAR
 from online_softmax.lab.grid import Cell
 
 Make = Callable[[Cell], Sequence[Contender]]
 
 
 class Pace:
-    """How long the rest will take, from what was measured: cells with every rival take longer."""
+    """How long the rest will take, from what was measured: a cell takes about as long as others of
+    its operation, and longer with every rival."""
 
     def __init__(self) -> None:
-        self.spent: dict[bool, list[float]] = {True: [], False: []}
+        self.spent: dict[tuple[str, bool], list[float]] = {}
 
     def add(self, cell: Cell, seconds: float) -> None:
-        self.spent[cell.has_rivals].append(seconds)
+        self.spent.setdefault((cell.op, cell.has_rivals), []).append(seconds)
 
     def left(self, cells: Sequence[Cell]) -> float | None:
         """Seconds; None before anything was measured."""
-        every = self.spent[True] + self.spent[False]
-        if not every:
+        if not self.spent:
             return None
-        mean = {kind: sum(s or every) / len(s or every) for kind, s in self.spent.items()}
-        return sum(mean[cell.has_rivals] for cell in cells)
+        return sum(self._one(cell) for cell in cells)
+
+    def _one(self, cell: Cell) -> float:
+        """Of its own operation, else of all that have as many rivals, else of all."""
+        exact = self.spent.get((cell.op, cell.has_rivals))
+        alike = [s for (_, rivals), many in self.spent.items() for s in many
+                 if rivals == cell.has_rivals]  # fmt: skip
+        found = exact or alike or [s for many in self.spent.values() for s in many]
+        return sum(found) / len(found)
 
 
 Progress = Callable[[str, int, int, float | None], None]  # what is next, done, in all, seconds left
@@ -88,19 +97,38 @@ def each(
     return 0
 
 
+@dataclass(frozen=True)
+class Found:
+    """What a run measured."""
+
+    rows: tuple[Row, ...]
+    others: tuple[dict[str, Any], ...]  # lines of other kinds: a linear layer's loss
+    left: int  # cells, when the seconds were over
+
+
 def run(
-    cells: Sequence[Cell], make: Make, setting: Setting, outlet: Outlet
-) -> tuple[list[Row], int]:
-    """Measure the cells that the log does not have; the rows, and how many cells are left."""
+    cells: Sequence[Cell], make: Make, setting: Setting, outlet: Outlet, repeat: int = 1
+) -> Found:
+    """Measure the cells that the log does not have, each so many times."""
     rows: list[Row] = []
+    others: list[dict[str, Any]] = []
 
     def one(cell: Cell) -> str:
-        rows.append(opbench.measure(cell, make(cell), setting))
+        if cell.op == LINEAR:
+            others.append(linearcells.measure(cell, list(make(cell)), setting, repeat))
+            return benchfile.line("linear", others[-1])
+        rows.append(repeats.measure(cell, make(cell), setting, repeat))
         return benchfile.line("cell", rows[-1])
 
     def lost(cell: Cell, broken: Broken) -> str:
-        row = Row(cell.op, cell.dtype, cell.rows, cell.cols, setting.values, cell.ideal_bytes)
+        row = opbench.blank(cell, setting.values)
         return benchfile.line("cell", {**vars(row), "entries": [vars(broken.entry)]})
 
-    todo = [cell for cell in cells if not outlet.log.has(cell, setting.values)]
-    return rows, each(todo, one, lost, outlet)
+    def is_there(cell: Cell) -> bool:
+        if cell.op == LINEAR and linearcells.is_kept(outlet.log, cell):
+            return True
+        return outlet.log.has(cell, setting.values)
+
+    todo = [cell for cell in cells if not is_there(cell)]
+    left = each(todo, one, lost, outlet)
+    return Found(tuple(rows), tuple(others), left)

@@ -14,8 +14,11 @@ import typer
 from online_softmax.lab import benchoptions as options
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from online_softmax.lab.benchfile import Part, Row
     from online_softmax.lab.benchrun import Progress
+    from online_softmax.lab.benchtable import Table
     from online_softmax.lab.grid import Cell
 
 
@@ -33,8 +36,8 @@ def list_cells(cells: Sequence[Cell], rivals: tuple[str, ...], as_json: bool) ->
     lines: list[dict[str, Any]] = []
     for cell in cells:
         sets, _ = buffersets.set_count(cell, l2_bytes)
-        names = rivals if cell.has_rivals else rivals[:1]
         found = contenders.contenders(cell, rivals)
+        names = tuple(line.name for line in found if line.kind == "rival")
         memory = cell.memory_bytes(sets, sum(line.allocates for line in found))
         lines.append({**asdict(cell), "rivals": names, "moves": cell.ideal_bytes, "takes": memory})
     if as_json:
@@ -64,14 +67,10 @@ def _bytes(count: float) -> str:
 
 def show(parts: Sequence[Part], as_json: bool = False) -> None:
     """Everything that was kept, as tables or as the lines of a file."""
-    from rich.console import Console
-
     from online_softmax.lab import benchfile, benchpage
 
     if not as_json:
-        console = Console(highlight=False)
-        console.width = max(console.width, options.NARROWEST)
-        benchpage.render(parts, console)
+        benchpage.render(parts, _console())
         return
     for part in parts:
         emit(benchfile.header_line(part.header))
@@ -79,6 +78,21 @@ def show(parts: Sequence[Part], as_json: bool = False) -> None:
             emit(benchfile.line("cell", row))
         for other in part.others:
             emit(benchfile.line(other["kind"], other))
+
+
+def tables(found: Sequence[Table]) -> None:
+    """Tables, one below the other."""
+    from online_softmax.lab import benchpage
+
+    benchpage.render_tables(found, _console())
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    console.width = max(console.width, options.NARROWEST)
+    return console
 
 
 def _left(seconds: float | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from online_softmax.lab import goals, grid
+from online_softmax.lab import doubts, goals, grid
 from online_softmax.lab.benchfile import Entry, Row
 from online_softmax.lab.contenders import RIVALS
 
@@ -54,13 +54,19 @@ def name(row: Row) -> str:
     return f"{row.op} {row.dtype} {size(row)}"
 
 
+def mark(entry: Entry) -> str:
+    """Behind a figure: a star where no graph held the call, and doubts.MARK where the time is not
+    to be believed."""
+    return ("*" if entry.clock == "do_bench" else "") + (doubts.MARK if entry.doubt else "")
+
+
 def time(entry: Entry | None) -> str:
-    """A contender's time; a star where no graph held it."""
+    """A contender's time, with its marks."""
     if entry is None:
         return NONE
     if entry.median_us is None:
         return "WRONG" if entry.ok is False else "none"
-    return us(entry.median_us) + ("*" if entry.clock == "do_bench" else "")
+    return us(entry.median_us) + mark(entry)
 
 
 def beside(row: Row, rival: str) -> str:
@@ -70,8 +76,7 @@ def beside(row: Row, rival: str) -> str:
         return NONE
     if entry.median_us is None:
         return "wrong" if entry.ok is False else "refuses"
-    mark = "*" if entry.clock == "do_bench" else ""
-    return times(goals.times(row.entry("ours"), entry)) + mark
+    return times(goals.times(row.entry("ours"), entry)) + mark(entry)
 
 
 # ---- rows of a benchmark
@@ -91,6 +96,7 @@ def ordered(rows: Iterable[Row]) -> list[Row]:
             row.cols,
             row.rows,
             row.values != "normal",
+            row.sizes,
         ),
     )
 

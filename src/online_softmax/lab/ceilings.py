@@ -1,11 +1,13 @@
-"""What memory alone allows: the copy, add and read kernels on tensors of any element type.
+"""What memory alone allows: the copy, add and read kernels on tensors of any element type; on a CPU
+what torch has for the same.
 
-All move 16-byte vectors. What is left of a size that is no multiple of 16 bytes is not moved; torch
-allocates 512 bytes at least.
+The kernels move 16-byte vectors. What is left of a size that is no multiple of 16 bytes is not
+moved; torch allocates 512 bytes at least.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from online_softmax import jit, plan
@@ -40,15 +42,24 @@ def read(x: Tensor, seen: Tensor) -> Launch:
 
 
 def copy_call(x: Tensor, y: Tensor) -> None:
-    """The copy kernel on a GPU: the ceiling for one read and one write."""
+    """The copy kernel: the ceiling for one read and one write."""
+    if not x.is_cuda:
+        y.copy_(x)
+        return
     jit.launch(copy(x, y), x.device)
 
 
 def add_call(a: Tensor, b: Tensor, c: Tensor) -> None:
-    """The add kernel on a GPU: the ceiling for two reads and one write."""
+    """The add kernel: the ceiling for two reads and one write."""
+    if not a.is_cuda:
+        torch.add(a, b, out=c)
+        return
     jit.launch(add(a, b, c), a.device)
 
 
 def read_call(x: Tensor, seen: Tensor) -> None:
-    """The read kernel on a GPU: the ceiling for one read."""
+    """The read kernel: the ceiling for one read."""
+    if not x.is_cuda:
+        x.sum()
+        return
     jit.launch(read(x, seen), x.device)

@@ -7,7 +7,6 @@ Those of a loss are in losscontenders.py. Rivals are imported when they are made
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import import_module, metadata
 from typing import Any
 
@@ -15,28 +14,20 @@ import torch
 from torch import Tensor
 
 from online_softmax import batch_invariant, jit, rowchoice, rowops
-from online_softmax.lab import ceilings, losscontenders
+from online_softmax.lab import (
+    attentioncontenders,
+    ceilings,
+    linearcells,
+    losscontenders,
+    mergecontenders,
+)
+from online_softmax.lab.contender import Contender
+from online_softmax.lab.fusedsizes import LINEAR, MERGE
 from online_softmax.lab.grid import LOSS_OPS, WRITING, Cell
 from online_softmax.lab.inputs import BadInput
 from online_softmax.lab.refusal import Refusal
 from online_softmax.lab.rotation import Call
 from online_softmax.plan import DEFAULT_ARCH, Problem
-
-
-@dataclass(frozen=True)
-class Contender:
-    """One line of a cell; `make` is called once a cell and raises Refusal where there is none."""
-
-    name: str
-    kind: str  # "ceiling", "ours" or "rival"
-    make: Callable[[], Call]
-    writes: bool = False  # a matrix of its own, though it is ours: a gradient through autograd
-
-    @property
-    def allocates(self) -> bool:
-        """Whether its call makes a matrix of its own instead of filling the set's."""
-        return self.kind == "rival" or self.writes
-
 
 # ---- the ceiling and ours
 
@@ -158,14 +149,26 @@ def _liger(op: str) -> Call:
     return backward
 
 
+def _tutorial(op: str) -> Call:
+    """Triton's tutorial written anew (tutorial.py), of which there is a softmax."""
+    if op != "softmax":
+        raise Refusal(f"the tutorial has no {op}")
+    call: Call = import_module("online_softmax.lab.tutorial").softmax
+    return call
+
+
 RIVALS: dict[str, Callable[[str], Call]] = {
     "torch": _torch,
     "compile": _compile,
     "quack": _quack,
     "liger": _liger,
+    "tutorial": _tutorial,
 }
+FUSED_RIVALS = ("flash-attn", "cut-cross-entropy")  # of attention, of a linear layer's loss
+KNOWN = (*RIVALS, *FUSED_RIVALS)
 PACKAGE = {"torch": "torch", "compile": "torch", "quack": "quack-kernels", "liger": "liger-kernel"}
-PACKAGE |= {"cut-cross-entropy": "cut-cross-entropy"}  # in linear.py alone
+PACKAGE |= {"tutorial": "triton"} | {name: name for name in FUSED_RIVALS}
+TUTORIAL_OPS = ("softmax", "attention")  # elsewhere it is no line at all
 EVERYWHERE = ("torch",)  # the rivals of every cell; the others where grid.Cell.has_rivals
 
 
@@ -187,9 +190,9 @@ def rivals(text: str) -> tuple[str, ...]:
     ('torch', 'quack')
     """
     named = [part.strip() for part in text.split(",") if part.strip()]
-    unknown = [name for name in named if name not in RIVALS]
+    unknown = [name for name in named if name not in KNOWN]
     if unknown:
-        raise BadInput(f"--against {unknown[0]}: there are {', '.join(RIVALS)}")
+        raise BadInput(f"--against {unknown[0]}: there are {', '.join(KNOWN)}")
     return tuple(dict.fromkeys(("torch", *named)))
 
 
@@ -205,6 +208,8 @@ def makers(op: str) -> tuple[dict[str, Call], Makers, Makers]:
 
 def contenders(cell: Cell, rivals: tuple[str, ...]) -> list[Contender]:
     """The lines of a cell, the ceiling first."""
+    if cell.is_fused:
+        return _fused(cell, rivals)
 
     def line(kind: str, name: str, make: Callable[[str], Call]) -> Contender:
         writes = kind == "ours" and cell.op in WRITING
@@ -212,9 +217,25 @@ def contenders(cell: Cell, rivals: tuple[str, ...]) -> list[Contender]:
 
     ceiling, ours, theirs = makers(cell.op)
     names = losscontenders.ours_in(cell.op) if cell.is_loss else _ours_in(cell)
-    timed = [name for name in rivals if cell.has_rivals or name in EVERYWHERE]
+    timed = [name for name in rivals if name in theirs and _is_timed(name, cell)]
     return [
         line("ceiling", "ceiling", ceiling.__getitem__),
         *(line("ours", name, ours[name]) for name in names),
         *(line("rival", name, theirs[name]) for name in timed),
     ]
+
+
+def _is_timed(name: str, cell: Cell) -> bool:
+    """Whether a rival has a line in a cell of rows."""
+    if name == "tutorial" and cell.op not in TUTORIAL_OPS:
+        return False
+    return cell.has_rivals or name in EVERYWHERE
+
+
+def _fused(cell: Cell, rivals: tuple[str, ...]) -> list[Contender]:
+    """The lines of a cell that is more than a matrix."""
+    if cell.op == LINEAR:
+        return linearcells.contenders(cell, rivals)
+    if cell.op == MERGE:
+        return mergecontenders.contenders(cell, rivals)
+    return attentioncontenders.contenders(cell, rivals, torch.cuda.is_available())

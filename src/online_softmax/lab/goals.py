@@ -84,12 +84,15 @@ def kind(cell: Cell) -> str:
 
 
 def times(ours: Entry | None, other: Entry | None) -> float | None:
-    """How many times as fast ours is as another, by the clock that both have."""
+    """How many times as fast ours is as another, by the clock that both have; None where one of the
+    times is not to be believed."""
     if ours is None or other is None or not ours.median_us or not other.median_us:
+        return None
+    if ours.doubt or other.doubt:
         return None
     if other.clock == "do_bench":
         return other.median_us / ours.do_bench_us if ours.do_bench_us else None
-    return other.median_us / ours.median_us if ours.clock == "graph" else None
+    return other.median_us / ours.median_us if ours.clock == other.clock else None
 
 
 def of_ceiling(row: Row) -> float | None:

@@ -37,3 +37,15 @@ def of_made(loss: Callable[[Tensor], Any], x: Tensor) -> Tensor:
     is asked of what the layer was given, as in a model: of what is overwritten there is none."""
     leaf = x.detach().requires_grad_()
     return torch.autograd.grad(loss(_Made.apply(leaf, [x.detach()])), leaf)[0].detach()
+
+
+def recorded(function: Callable[..., Tensor], *tensors: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """What a function makes, and the leaves that it was made of: for `by`."""
+    leaves = [tensor.detach().requires_grad_() for tensor in tensors]
+    return function(*leaves), leaves
+
+
+def by(made: tuple[Tensor, list[Tensor]], upstream: Tensor) -> tuple[Tensor, ...]:
+    """The gradients of what `recorded` gave by each leaf; it can be asked again."""
+    out, leaves = made
+    return torch.autograd.grad(out, leaves, upstream, retain_graph=True)

@@ -8,15 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from online_softmax.lab import fusedsizes
+from online_softmax.lab.fusedsizes import FUSED_OPS
 from online_softmax.lab.inputs import BadInput
 
 OPS = ("softmax", "log_softmax", "softmax_backward", "log_softmax_backward", "logsumexp")
 # Of logits and a target: the loss; the loss and its gradient; both with the gradient made in the
 # forward; what a token's distribution gives.
 LOSS_OPS = ("cross_entropy", "cross_entropy_both", "cross_entropy_in_forward", "token_stats")
-EVERY_OP = (*OPS, *LOSS_OPS)
+EVERY_OP = (*OPS, *LOSS_OPS, *FUSED_OPS)
 DTYPES = ("bfloat16", "float16", "float32")
-GRIDS = ("big", "small", "odd", "all")
+GRIDS = ("big", "small", "odd", "all", "cpu")
 WHOLE = 2**27  # elements of a large cell: 256 MiB in 16-bit types, far past any L2
 
 # The shapes whose geometric means are the headline: powers of two and everyday odd counts.
@@ -40,6 +42,8 @@ RIVAL_SMALL_OPS = ("softmax", "logsumexp")
 RIVAL_SMALL_ROWS = (1, 4, 16, 64, 256)
 RIVAL_SMALL_COLS = (1024, 32000, 65536, 128256, 262144, 1048576)
 
+CPU_SHAPES = ((1024, 1024), (64, 32000))  # a CPU's default, a second or so each
+CPU_LOSS_SHAPES = ((64, 32000),)
 LOSS_WHOLE = 2**28  # elements of a large cell of logits: 512 MiB in 16-bit types
 LOSS_COLS = (
     4096, 8192, 16384, 32000, 32768, 50257, 65536, 128256, 128257, 131072, 151936, 201088, 262144,
@@ -80,6 +84,7 @@ class Cell:
     dtype: str
     rows: int
     cols: int
+    sizes: str = ""  # of an operation on more than a matrix: what rows and columns do not say
 
     @property
     def is_loss(self) -> bool:
@@ -87,8 +92,15 @@ class Cell:
         return self.op in LOSS_OPS
 
     @property
+    def is_fused(self) -> bool:
+        """Of more than a matrix: attention, a merge, a linear layer's loss."""
+        return self.op in FUSED_OPS
+
+    @property
     def is_large(self) -> bool:
         """As many rows as make up WHOLE elements, of a loss LOSS_WHOLE."""
+        if self.is_fused:
+            return False
         return self.rows == max((LOSS_WHOLE if self.is_loss else WHOLE) // self.cols, 1)
 
     @property
@@ -99,7 +111,7 @@ class Cell:
     @property
     def has_rivals(self) -> bool:
         """Whether every rival is timed here; elsewhere torch alone, beside the ceiling."""
-        if self.is_loss or self.cols in RIVAL_COLS:
+        if self.is_loss or self.is_fused or self.cols in RIVAL_COLS:
             return True
         is_small = self.rows in RIVAL_SMALL_ROWS and self.cols in RIVAL_SMALL_COLS
         here = (self.is_main and self.op in RIVAL_LARGE_OPS) or (
@@ -111,13 +123,25 @@ class Cell:
     def ideal_bytes(self) -> int:
         """The least that the operation moves: what goes in and what comes out, once."""
         item = ITEM_BYTES[self.dtype]
+        if self.is_fused:
+            return fusedsizes.ideal_bytes(self.op, self.rows, self.cols, self.sizes, item)
         row = item if self.op == "logsumexp" else ROW_BYTES.get(self.op, 0)
         return (MATRICES[self.op] * self.cols * item + row) * self.rows
+
+    @property
+    def flops(self) -> int:
+        """Of the products that the operation is made of; 0: it is held to memory."""
+        if not self.is_fused:
+            return 0
+        return fusedsizes.flops(self.op, self.rows, self.cols, self.sizes)
 
     def memory_bytes(self, sets: int, allocating: int) -> int:
         """Device memory that a cell takes: its sets; the outputs of contenders that allocate their
         own, kept as long as a set is; what a backward's y is made of, or a sort; of a loss what its
         contenders work with, and copies of the logits; and the judge's float64 rows."""
+        if self.is_fused:
+            item = ITEM_BYTES[self.dtype]
+            return fusedsizes.memory_bytes(self.op, self.rows, self.cols, self.sizes, item, sets)
         elements = self.rows * self.cols
         matrix = elements * ITEM_BYTES[self.dtype]
         has_matrix = self.op in WRITING or (self.op != "logsumexp" and not self.is_loss)
@@ -130,7 +154,8 @@ class Cell:
 
     @property
     def text(self) -> str:
-        return f"{self.op} {self.dtype} {self.rows} x {self.cols}"
+        beside = f" ({self.sizes})" if self.sizes else ""
+        return f"{self.op} {self.dtype} {self.rows} x {self.cols}{beside}"
 
 
 def shapes(grid: str, op: str = "softmax") -> list[tuple[int, int]]:
@@ -139,6 +164,8 @@ def shapes(grid: str, op: str = "softmax") -> list[tuple[int, int]]:
     >>> shapes("odd")[3], shapes("odd", "cross_entropy")[0]
     ((2670, 50257), (5341, 50257))
     """
+    if grid == "cpu":
+        return list(CPU_LOSS_SHAPES if op in LOSS_OPS else CPU_SHAPES)
     if op in LOSS_OPS:
         return _loss_shapes(grid, op)
     large = {"big": BIG_COLS, "odd": ODD_COLS, "all": (*BIG_COLS, *ODD_COLS), "small": ()}[grid]
@@ -162,7 +189,29 @@ def _loss_shapes(grid: str, op: str) -> list[tuple[int, int]]:
 def grid_cells(ops: Iterable[str], dtypes: Iterable[str], grid: str) -> list[Cell]:
     """Every cell of a grid, one operation after the other."""
     dtypes = list(dtypes)
-    return [cell for op in ops for cell in cells([op], dtypes, shapes(grid, op))]
+    found: list[Cell] = []
+    for op in ops:
+        if op in FUSED_OPS:
+            found += [Cell(op, d, *each) for d in dtypes for each in fusedsizes.grid(op, grid)]
+        else:
+            found += cells([op], dtypes, shapes(grid, op))
+    return found
+
+
+def named_cells(ops: Iterable[str], dtypes: Iterable[str], text: str) -> list[Cell]:
+    """The cells of shapes that a person named, one operation after the other.
+
+    Raises:
+        BadInput: a shape is none, or not of that operation.
+    """
+    dtypes = list(dtypes)
+    found: list[Cell] = []
+    for op in ops:
+        if op in FUSED_OPS:
+            found += [Cell(op, d, *each) for d in dtypes for each in fusedsizes.by_hand(op, text)]
+        else:
+            found += cells([op], dtypes, parse_shapes(text))
+    return found
 
 
 def cells(

@@ -52,6 +52,8 @@ def _makers(rivals: tuple[str, ...]) -> dict[str, Callable[[], Callable[[Tensor]
         "quack": lambda: import_module("quack.softmax").softmax,
         "liger": lambda: import_module("liger_kernel.ops.softmax").LigerSoftmaxFunction.apply,
     }
+    if unknown := [name for name in rivals if name not in known]:
+        raise BadInput(f"--host has no call of {unknown[0]}: there are {', '.join(known)}")
     return {"ours": lambda: online_softmax.softmax, **{name: known[name] for name in rivals}}
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from statistics import median
@@ -229,22 +229,26 @@ def measure(
     rounds: int = ROUNDS,
     clock: Callable[[Callable[[], Any], torch.device], float] = once_us,
     say: Callable[[str], None] = lambda text: None,
+    names: Iterable[str] | None = None,
+    failed: Callable[[str, Exception], None] = lambda name, error: None,
 ) -> Line:
-    """Check and time every contender on one size, as a line to keep."""
+    """Check and time contenders, all unless some are named, on one size, as a line to keep. Who
+    raises is told to `failed`, which may raise in turn, and has no time."""
     given = inputs(work, device)
     say("float64")
     wanted = exact(*given)
     entries: dict[str, Line] = {}
     calls: dict[str, Callable[[], Any]] = {}
-    for name, make in CONTENDERS.items():
+    for name in CONTENDERS if names is None else names:
         say(name)
         entries[name] = {"name": name, "why": ""}
         try:
-            loss = make()
+            loss = CONTENDERS[name]()
             entries[name] |= _entry(name, loss, given, wanted)
         except Refusal as refusal:
             entries[name]["why"] = str(refusal)
         except Exception as failure:  # noqa: BLE001  a row
+            failed(name, failure)
             entries[name]["why"] = opbench.said(failure)
         if not entries[name]["why"]:
             calls[name] = _step(loss, *given)

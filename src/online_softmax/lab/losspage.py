@@ -1,4 +1,4 @@
-"""The parts of docs/performance.md that are there only once results of losses are: with heading,
+"""The parts of docs/performance.md that are there only once their results are: with heading,
 text and pictures, since without results there is nothing of them."""
 
 from __future__ import annotations
@@ -19,9 +19,15 @@ LOSSES = (
 LINEAR = (
     "## linear_cross_entropy",
     "Forward and backward of a linear layer and its cross-entropy, beside the matrix products "
-    "alone (`benchmarks/linear.py`). Memory is the most that was allocated at once beyond inputs "
-    "and gradients. An error is the distance to the float64 gradient over that gradient's size, "
-    "both as norms.",
+    "alone, every call as it stands between two events. Memory is the most that was allocated at "
+    "once beyond inputs and gradients. An error is the distance to the float64 gradient over that "
+    "gradient's size, both as norms.",
+)
+ATTENTION = (
+    "## Attention",
+    "Forward and backward in TFLOP/s, half the products counted where causal, beside as many "
+    "products as one matrix product of cuBLAS; decode and merges of parts in GB/s, beside a read "
+    "of keys and values, or of the parts.",
 )
 PICTURE = "![{0}: share of the ceiling by columns, ours and the rivals](performance-{0}.png)"
 
@@ -50,13 +56,15 @@ def bodies(
         sections: the tables by section, as `benchpage.sections` gives them.
         shown: tables as Markdown.
     """
-    found = {"losses": "", "linear": ""}
+    found = {"losses": "", "linear": "", "attention": ""}
     if any(row.cell.is_loss for row in rows):
         pictures = [PICTURE.format(op) for op in drawn(rows)]
         tables = _titled(sections.get("losses", ()), shown)
         found["losses"] = "\n\n".join([*LOSSES, *pictures, *tables])
     if linear := sections.get("linear", ()):
         found["linear"] = "\n\n".join([*LINEAR, *_titled(linear, shown)])
+    if attention := sections.get("attention", ()):
+        found["attention"] = "\n\n".join([*ATTENTION, *_titled(attention, shown)])
     return found
 
 

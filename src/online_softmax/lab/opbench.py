@@ -15,14 +15,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from online_softmax.lab import lossjudge, opjudge
+from online_softmax.lab import clocks, fusedcells, lossjudge, opjudge
 from online_softmax.lab.bench import Timing
 from online_softmax.lab.benchclock import Broken, Setting
 from online_softmax.lab.benchfile import Entry, Row
 from online_softmax.lab.buffersets import buffers, set_count
-from online_softmax.lab.contenders import Contender, Refusal
+from online_softmax.lab.contender import Contender
 from online_softmax.lab.grid import WRITING, Cell
-from online_softmax.lab.rotation import Call, Overwrites, Rotation
+from online_softmax.lab.refusal import Refusal
+from online_softmax.lab.rotation import Call, Overwrites, Rotation, bound
 
 CHECKED_ELEMENTS = 2**24  # of each result
 REASON = 300  # characters of a rival's message that are kept
@@ -52,6 +53,10 @@ def judged(
     where there are many. Of the others it must have written every element. `lap` is told when the
     call is over, which compiles what it needs. `x` is the first tensor as it was, where the call
     overwrites it."""
+    if cell.is_fused:
+        made = call(*tensors)
+        lap("first calls")
+        return fusedcells.check(cell, tensors, made, ulps)
     tensors[-1].fill_(torch.nan)
     made = call(*tensors)
     lap("first calls")
@@ -136,6 +141,12 @@ def lacking(cell: Cell, allocating: int, setting: Setting) -> str:
     return f"it would take {needed / 2**30:,.1f} GiB; {there / 2**30:,.1f} GiB are free"
 
 
+def blank(cell: Cell, values: str) -> Row:
+    """A cell's row before anything was measured."""
+    size = (cell.op, cell.dtype, cell.rows, cell.cols)
+    return Row(*size, values, cell.ideal_bytes, sizes=cell.sizes, flops=cell.flops)
+
+
 def measure(cell: Cell, lines: Sequence[Contender], setting: Setting) -> Row:
     """Judge and time a cell's contenders."""
     spent: dict[str, float] = {}
@@ -146,11 +157,11 @@ def measure(cell: Cell, lines: Sequence[Contender], setting: Setting) -> Row:
         now = time.perf_counter()
         spent[name], since = round(spent.get(name, 0.0) + now - since, 4), now
 
-    row = Row(cell.op, cell.dtype, cell.rows, cell.cols, setting.values, cell.ideal_bytes)
+    row = blank(cell, setting.values)
     why = lacking(cell, sum(line.allocates for line in lines), setting)
     if why:
         return replace(row, why=why)
-    sets = buffers(cell, setting)
+    sets = fusedcells.buffers(cell, setting) if cell.is_fused else buffers(cell, setting)
     lap("buffers")
     entries: dict[str, Entry] = {}
     calls: dict[str, Call] = {}
@@ -162,11 +173,13 @@ def measure(cell: Cell, lines: Sequence[Contender], setting: Setting) -> Row:
             calls[line.name] = call
     # Only the ceiling must not fail: without it the cell says nothing.
     may_fail = [line.name for line in lines if line.kind != "ceiling"]
+    before = setting.watch()
     try:
         timings = setting.interleaved(sets, calls, may_fail)
     except Exception as error:
         alive(setting, "the rounds", cell, error, "ours")
         raise
+    seen = clocks.between(before, setting.watch())
     lap("rounds")
     for name, call in calls.items():
         entries[name] = _timed(entries[name], call, timings[name], sets, cell, setting)
@@ -178,7 +191,8 @@ def measure(cell: Cell, lines: Sequence[Contender], setting: Setting) -> Row:
         entries=tuple(entries.values()),
         is_cold_l2=sets.is_cold,
         sets=len(sets.sets),
-        checked_rows=checked_rows(cell),
+        checked_rows=fusedcells.checked_rows(cell) if cell.is_fused else checked_rows(cell),
+        clocks=seen,
         seconds=round(time.perf_counter() - start, 3),
         spent=spent,
     )
@@ -196,36 +210,37 @@ def _timed(
     holds."""
     tensors = sets.sets[0]
     before = sets.restore_first if isinstance(call, Overwrites) else None
+    known = entry if timing.refused else _with_rounds(entry, timing, cell, setting)
     if entry.kind != "ours" and not timing.refused:
-        return _with_graph(entry, timing, cell)
+        return known
     try:
-        do_bench_us = setting.do_bench(lambda: call(*tensors), before)
+        do_bench_us = setting.do_bench(bound(call, tensors), before)
     except Exception as error:  # noqa: BLE001  a row; the run goes on while the device does
         alive(setting, entry.name, cell, error, entry.kind)
-        why = timing.refused or said(error)
-        return replace(entry, why=why) if timing.refused else _with_graph(entry, timing, cell)
-    if timing.refused:
-        refused = " ".join(timing.refused.split())
-        why = f"no graph holds it, timed by do_bench: {refused}"
-        gbs = cell.ideal_bytes / do_bench_us / 1e3
-        return replace(
-            entry,
-            why=why,
-            clock="do_bench",
-            median_us=do_bench_us,
-            do_bench_us=do_bench_us,
-            gbs=gbs,
-        )  # fmt: skip
-    return replace(_with_graph(entry, timing, cell), do_bench_us=do_bench_us)
+        return replace(entry, why=timing.refused or said(error)) if timing.refused else known
+    if not timing.refused:
+        return replace(known, do_bench_us=do_bench_us)
+    refused = " ".join(timing.refused.split())
+    why = f"no graph holds it, timed by do_bench: {refused}"
+    found = replace(entry, why=why, clock="do_bench", median_us=do_bench_us)
+    return _rated(replace(found, do_bench_us=do_bench_us), cell)
 
 
-def _with_graph(entry: Entry, timing: Timing, cell: Cell) -> Entry:
-    return replace(
+def _with_rounds(entry: Entry, timing: Timing, cell: Cell, setting: Setting) -> Entry:
+    found = replace(
         entry,
-        clock="graph",
+        clock=setting.clock,
         median_us=timing.median_us,
         p20_us=timing.p20_us,
         p80_us=timing.p80_us,
         rounds_us=timing.rounds_us,
-        gbs=cell.ideal_bytes / timing.median_us / 1e3,
     )
+    return _rated(found, cell)
+
+
+def _rated(entry: Entry, cell: Cell) -> Entry:
+    """With what its time amounts to; a time of 0 amounts to nothing (doubts.py says so)."""
+    if not entry.median_us:
+        return entry
+    tflops = cell.flops / entry.median_us / 1e6 if cell.flops else None
+    return replace(entry, gbs=cell.ideal_bytes / entry.median_us / 1e3, tflops=tflops)

@@ -21,13 +21,24 @@ from typing import Any
 import torch
 
 from online_softmax import rowchoice, rowplan
-from online_softmax.lab import ceilings, losscontenders
+from online_softmax.lab import (
+    ceilings,
+    contenders,
+    fusedcells,
+    gradients,
+    linear,
+    linearcells,
+    losscontenders,
+)
+from online_softmax.lab.arena import Arena
 from online_softmax.lab.contenders import Refusal, makers
+from online_softmax.lab.fusedsizes import LINEAR
 from online_softmax.lab.grid import ITEM_BYTES, LOSS_OPS, WORKING_BYTES, WRITING, Cell
 from online_softmax.plan import Problem
 
 CONTEXT_BYTES = 2**30  # of device memory that each process has for itself
-COMPILED = ("compile", "quack", "liger")  # rivals that compile when they are called
+# Rivals that compile when they are called.
+COMPILED = ("compile", "quack", "liger", "tutorial", "cut-cross-entropy")
 LOSS_CEILINGS = ("read", "copy")
 BY_ROWS = ("compile",)  # of them, those whose code depends on the number of rows
 
@@ -88,6 +99,11 @@ def tasks(cells: Iterable[Cell], rivals: Sequence[str], arch: str) -> list[Task]
     ours: dict[Task, None] = {}
     theirs: dict[tuple[Any, ...], Task] = {}
     for cell in cells:
+        if cell.is_fused:
+            for line in contenders.contenders(cell, tuple(rivals)):
+                if line.kind == "ours" or line.name in COMPILED:
+                    ours[Task(line.name, cell=cell)] = None
+            continue
         compiled = [(ceilings.FILE, name) for name in LOSS_CEILINGS] if cell.is_loss else None
         for file, symbol in compiled or kernels(cell, arch):
             ours[Task("ours", (file, symbol, arch))] = None
@@ -104,6 +120,8 @@ def tasks(cells: Iterable[Cell], rivals: Sequence[str], arch: str) -> list[Task]
 
 
 def _lacks(name: str, op: str) -> bool:
+    if name == "tutorial":
+        return op != "softmax"
     has = ("softmax", "softmax_backward", *(op for op in LOSS_OPS if op != "token_stats"))
     return name != "compile" and op not in has
 
@@ -119,6 +137,8 @@ def do(task: Task, device: str = "cuda") -> str:
 
         jit.compile(*task.kernel)
         return ""
+    if task.cell.is_fused:
+        return _said(lambda: _fused(task, torch.device(device)), device)
     cell, dtype = task.cell, getattr(torch, task.cell.dtype)
     tensors = [torch.zeros(cell.rows, cell.cols, dtype=dtype, device=device)]
     if cell.op in rowplan.BACKWARD:
@@ -127,8 +147,14 @@ def do(task: Task, device: str = "cuda") -> str:
         tensors.append(torch.zeros(cell.rows, dtype=torch.int64, device=device))
     out = tensors[0].new_empty(cell.rows) if cell.op == "logsumexp" else tensors[0]
     _, ours, theirs = makers(cell.op)
+    return _said(lambda: (ours if task.name in ours else theirs)[task.name](cell.op)(*tensors, out),
+                 device)  # fmt: skip
+
+
+def _said(call: Callable[[], Any], device: str) -> str:
+    """Call; "" or why it failed, on one line."""
     try:
-        (ours if task.name in ours else theirs)[task.name](cell.op)(*tensors, out)
+        call()
         if device == "cuda":
             torch.cuda.synchronize()
     except Refusal as refusal:
@@ -136,10 +162,22 @@ def do(task: Task, device: str = "cuda") -> str:
     except Exception as error:  # noqa: BLE001  a call may fail in any way: its row will say so
         return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
     finally:
-        del tensors, out
         if device == "cuda":
             torch.cuda.empty_cache()
     return ""
+
+
+def _fused(task: Task, device: torch.device) -> None:
+    """Call a contender of a cell that is more than a matrix, once."""
+    cell = task.cell
+    assert cell is not None  # noqa: S101  for mypy: `do` has looked
+    lines = contenders.contenders(cell, contenders.KNOWN)
+    call = next(line for line in lines if line.name == task.name).make()
+    if cell.op != LINEAR:
+        call(*fusedcells.made(cell, Arena(), 1, device)[0])
+        return
+    x, weight, target = linear.inputs(linearcells.work_of(cell), device)
+    gradients.of(lambda a, b: call(a, b, target), x, weight)
 
 
 def _begin() -> None:
@@ -155,6 +193,8 @@ def task_bytes(task: Task) -> int:
     """Device memory that a task takes, its process's share included."""
     if task.cell is None:
         return 0
+    if task.cell.is_fused:
+        return CONTEXT_BYTES + task.cell.memory_bytes(1, 0)
     elements = task.cell.rows * task.cell.cols
     working = 2 * ITEM_BYTES[task.cell.dtype] + WORKING_BYTES.get(task.cell.op, 0)
     return CONTEXT_BYTES + task.cell.ideal_bytes + elements * working

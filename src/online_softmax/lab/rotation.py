@@ -39,6 +39,26 @@ class Overwrites:
 
 
 @dataclass(frozen=True)
+class Follows:
+    """A call on what another made of the same tensors, such as a backward. The first runs outside
+    of what is timed, on the stream of the second: autograd stays on it."""
+
+    first: Call
+    call: Call  # of what the first made, then a set's tensors
+
+    def __call__(self, *tensors: Tensor) -> Any:
+        return self.call(self.first(*tensors), *tensors)
+
+
+def bound(call: Call, tensors: Sequence[Tensor]) -> Callable[[], Any]:
+    """What is timed of a call, on these tensors; what comes before it is done now."""
+    if not isinstance(call, Follows):
+        return lambda: call(*tensors)
+    made = call.first(*tensors)
+    return lambda: call.call(made, *tensors)
+
+
+@dataclass(frozen=True)
 class Graph:
     """A captured graph of one contender's calls."""
 
@@ -46,6 +66,7 @@ class Graph:
     calls: int
     estimate_us: float  # of one replay
     restore: Callable[[], None] | None = None  # before each replay, where calls overwrite
+    runs: Sequence[Callable[[], Any]] = ()  # what was captured: it keeps what a backward reads
 
     def replay_us(self, replays: int, round_us: float = ROUND_US) -> list[float]:
         """Microseconds a call in each of some replays; fewer, one at least, where they would take
@@ -151,31 +172,37 @@ class Rotation:
         spoils = isinstance(call, Overwrites)
         if spoils:
             self.keep()
-        for tensors in self.sets[:2]:  # compiles, loads, fills the allocator
-            call(*tensors)
+        recorder = recorder or Recorder()
         torch.cuda.synchronize()
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        for tensors in self.sets[:2]:
-            call(*tensors)
-        end.record()
-        end.synchronize()
+        # A backward runs on its forward's stream, so both have to be on the one that is captured.
+        follows = isinstance(call, Follows)
+        with torch.cuda.stream(recorder.stream) if follows else contextlib.nullcontext():
+            runs = [bound(call, tensors) for tensors in self.sets]
+            for run in runs[:2]:  # compiles, loads, fills the allocator
+                run()
+            torch.cuda.synchronize()
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            for run in runs[:2]:
+                run()
+            end.record()
+            end.synchronize()
         one_us = max(start.elapsed_time(end) * 1000 / 2, 1.0)
-        used = self.sets[: self.fewest] if one_us > SLOW_US else self.sets
+        used = runs[: self.fewest] if one_us > SLOW_US else runs
         times = 1 if spoils else max(1, plan.ceil_div(int(GRAPH_US / one_us), len(used)))
         graph = torch.cuda.CUDAGraph()
         # What a call allocates rotates too: kept until as many others have been allocated.
         kept: deque[Any] = deque(maxlen=len(used))
         try:
-            with (recorder or Recorder()).record(graph):
+            with recorder.record(graph):
                 for _ in range(times):
-                    for tensors in used:
-                        kept.append(call(*tensors))
+                    for run in used:
+                        kept.append(run())
         finally:
             if spoils:
                 self.restore()
         calls = times * len(used)
-        return Graph(graph, calls, calls * one_us, self.restore if spoils else None)
+        return Graph(graph, calls, calls * one_us, self.restore if spoils else None, runs)
 
 
 class Buffers(Rotation):

@@ -1,0 +1,70 @@
+"""Cells that are more than a matrix: their tensors, who runs on them, and what is right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from online_softmax.lab import attentionjudge, rotation
+from online_softmax.lab.arena import Arena
+from online_softmax.lab.benchclock import Setting
+from online_softmax.lab.fusedsizes import MERGE, parsed
+from online_softmax.lab.grid import Cell
+from online_softmax.lab.opjudge import Judged
+from online_softmax.lab.rotation import Rotation
+
+SEED = 1
+
+
+def buffers(cell: Cell, setting: Setting) -> Rotation:
+    """A cell's sets, in the setting's arena: (q, kv, out) of attention, (q, kv, g) of its backward,
+    (outs, lses, out) of a merge, whose lses are about normal."""
+    count, is_cold = rotation.set_count(cell.ideal_bytes, setting.l2_bytes)
+    return Rotation(made(cell, setting.arena, count, setting.device), is_cold)
+
+
+def made(cell: Cell, arena: Arena, count: int, device: torch.device) -> list[tuple[Tensor, ...]]:
+    """So many sets of a cell's tensors."""
+    dtype = getattr(torch, cell.dtype)
+    # A failed capture leaves the default generator unusable: this one is the cell's own.
+    generator = torch.Generator(device).manual_seed(SEED)
+
+    def normal(role: str, shape: tuple[int, ...], kind: torch.dtype = dtype) -> Tensor:
+        return arena.cut(role, shape, kind, count, device).normal_(generator=generator)
+
+    sizes = parsed(cell.sizes)
+    if cell.op == MERGE:
+        parts = (sizes["parts"], cell.rows)
+        roles = [
+            normal("first", (*parts, cell.cols)),
+            normal("second", parts, torch.float32),
+            normal("last", (cell.rows, cell.cols)),
+        ]
+    else:
+        batch, heads, dim = sizes["batch"], sizes["heads"], sizes["head_dim"]
+        queries = (batch, heads, cell.rows // (batch * heads), dim)
+        roles = [
+            normal("first", queries),
+            normal("second", (2, batch, sizes["kv_heads"], cell.cols, dim)),
+            normal("last", queries),
+        ]
+    return list(zip(*(role.unbind() for role in roles), strict=True))
+
+
+def checked_rows(cell: Cell) -> int:
+    """How many rows of the first result are compared with float64."""
+    if cell.op == MERGE:
+        return cell.rows
+    sizes = parsed(cell.sizes)
+    groups = sizes["batch"] * sizes["kv_heads"]
+    return cell.rows // groups * min(groups, attentionjudge.GROUPS)
+
+
+def check(cell: Cell, tensors: Sequence[Tensor], made: Any, ulps: float) -> Judged:
+    """Judge what a contender returned on a set."""
+    if cell.op == MERGE:
+        return attentionjudge.check_merge(tensors, made, ulps)
+    return attentionjudge.check_attention(cell, tensors, made, ulps)

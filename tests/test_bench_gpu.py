@@ -1,0 +1,78 @@
+"""The benchmark on a GPU for real: cells, a ranking, and every way to time a copy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from bench_kit import HEADER
+from online_softmax.lab import (
+    benchclock,
+    benchfile,
+    ceilings,
+    contenders,
+    grid,
+    opbench,
+    tune,
+)
+from online_softmax.lab.grid import Cell
+from online_softmax.lab.rotation import Follows, Overwrites, Rotation, bound
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("op", [*grid.OPS, *grid.LOSS_OPS])
+def test_a_cell_on_the_gpu(op: str):
+    cell = Cell(op, "bfloat16", 64, 1000)
+    found = contenders.contenders(replace(cell, cols=grid.RIVAL_COLS[0]), ("torch", "compile"))
+    row = opbench.measure(cell, found, benchclock.gpu_setting())
+    assert row.is_right, row
+    for name in ("ceiling", "torch", "compile"):
+        entry = row.entry(name)
+        assert entry.why == "", entry
+        assert entry.clock == "graph"
+        assert 0 < entry.median_us < 1000
+        assert entry.do_bench_us is None
+    ours = row.entry("ours")
+    assert ours.median_us > 0
+    assert ours.do_bench_us > 0
+
+
+@needs_gpu
+@pytest.mark.gpu
+def test_a_ranking_on_the_gpu():
+    line = tune.tune(Cell("softmax", "float32", 64, 1000), benchclock.gpu_setting())
+    best = line["ranking"][0]
+    assert best["why"] == ""
+    assert 0 < best["median_us"] < 1000
+    assert [each["why"] for each in line["ranking"] if each["why"]] == []
+    assert benchfile.parse(
+        benchfile.header_line(HEADER) + benchfile.line("tuning", {**line, "kind": "tuning"}), "x"
+    )[0].others[0]["ranking"]
+
+
+@needs_gpu
+@pytest.mark.gpu
+def test_every_way_to_time_a_copy_says_the_same():
+    """Of known bytes: none counts the loop, the restoring or the clearing of the cache; and the
+    time grows with the bytes, since it is not that of a launch."""
+    here, found = benchclock.gpu_setting(), {}
+    for size in (2**28, 2**30):
+        x = torch.randn(size // 4, device="cuda")
+        sets = Rotation([(x.clone(), torch.empty_like(x)) for _ in range(3)], True)
+        timed = here.interleaved(sets, {"copy": ceilings.copy_call}, ())
+        call = bound(ceilings.copy_call, sets.sets[0])
+        cache = torch.empty(2 * here.l2_bytes, dtype=torch.uint8, device="cuda")
+        spoils = here.interleaved(sets, {"copy": Overwrites(ceilings.copy_call)}, ())
+        follows = Follows(lambda x, y: None, lambda made, x, y: ceilings.copy_call(x, y))
+        after = here.interleaved(sets, {"copy": follows}, ())
+        found[size] = [timed["copy"].median_us, spoils["copy"].median_us, after["copy"].median_us,
+                       here.do_bench(call, None),
+                       benchclock._restored_us(call, lambda: None, cache)]  # fmt: skip
+        assert max(found[size]) < 1.15 * min(found[size]), found
+        assert 2 * size / min(found[size]) / 1e3 < here.limits.gbs, found
+    assert min(found[2**30]) > 3 * max(found[2**28])
