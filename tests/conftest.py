@@ -15,6 +15,7 @@ KITS = (
     "attention_kit",
     "attention_triton_kit",
     "bench_kit",
+    "browser_kit",
     "cli_kit",
     "host_kit",
     "ladder_kit",
@@ -22,6 +23,7 @@ KITS = (
     "matrix_kit",
     "rows_kit",
     "stats_kit",
+    "trace_kit",
     "triton_kit",
 )
 pytest.register_assert_rewrite(*KITS)

@@ -279,6 +279,7 @@ def test_pages_name_tests_that_there_are():
         ".attentionplan",
         ".lab.trace",
         ".lab.attentiontrace",
+        ".lab.tracecli",
         ".lab.arguments",
         ".lab.benchplot",
         ".lab.benchtable",

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from online_softmax.lab import benchcli, benchoptions, options
+from online_softmax.lab import benchcli, benchoptions, options, tracecli
 from online_softmax.lab.usage import USAGE, Group
 
 if TYPE_CHECKING:
@@ -131,47 +131,19 @@ def ladder(
     for each in () if as_json else runs:
         table.render(each, _console())
     if saved:
-        _kept("--save", saved, lambda: results.save(run, saved))
+        places.kept("--save", saved, lambda: results.save(run, saved))
     if drawn:
-        _kept("--plot", drawn, lambda: plots.draw(run, drawn))
+        places.kept("--plot", drawn, lambda: plots.draw(run, drawn))
     if not all(each.is_right for each in runs):
         raise typer.Exit(WRONG)
 
 
-@app.command(
+app.command(
     help=options.TRACE,
     short_help="Watch the running pair (m, d) over a few numbers.",
+    cls=tracecli.Command,
     context_settings={"ignore_unknown_options": True},  # -3 and -inf are numbers, not options
-)
-def trace(
-    values: options.Values = None,
-    block: options.Step = None,
-    attention: options.Attention = False,
-    queries: options.Queries = None,
-    keys: options.Keys = None,
-    dim: options.Dim = None,
-    value_dim: options.ValueDim = None,
-    causal: options.Causal = False,
-    as_json: options.Json = False,
-) -> None:
-    """Print a walk over numbers, or over the keys of an attention."""
-    from online_softmax.lab import arguments, attentiontrace, trace, tracepage
-
-    given = {"--queries": queries, "--keys": keys, "--dim": dim, "--value-dim": value_dim}
-    if attention:
-        sizes = arguments.attention_sizes(values or [], given | {"--block": block}, causal)
-        if as_json:
-            typer.echo(attentiontrace.to_json(sizes))
-        else:
-            tracepage.render(sizes, _console())
-        return
-    arguments.only_with("--attention", given | {"--causal": causal})
-    numbers = arguments.numbers(values or [])
-    step = min(arguments.whole("--block", block) or 1, len(numbers))
-    if as_json:
-        typer.echo(trace.to_json(numbers, step))
-    else:
-        trace.render(numbers, step, _console())
+)(tracecli.trace)
 
 
 @app.command(
@@ -266,17 +238,6 @@ def _read(path: Path) -> list[Run]:
         raise BadInput(f"--from {path} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise BadInput(f"--from {error}") from None
-
-
-def _kept(option: str, path: Path, write: Callable[[], None]) -> None:
-    from online_softmax.lab.inputs import BadInput
-
-    try:
-        write()
-    except (ValueError, OSError, RuntimeError) as error:  # matplotlib's: .pgf needs a TeX
-        why = error.strerror if isinstance(error, OSError) else None
-        raise BadInput(f"{option} {path}: {why or error}") from None
-    typer.echo(f"{path} written", err=True)
 
 
 def main() -> None:

@@ -36,13 +36,16 @@ TRACE = """Watch the running pair (m, d) over a few numbers: the maximum, and th
 With --attention (m, d, o) over tiles of keys, o the sum of exp(score - m) times values; queries, \
 keys and values are small whole numbers by a fixed rule.
 
+With --html also a page for a browser, on which numbers can be changed and steps taken one by one.
+
 \b
 Examples:
   online-softmax trace 1 5 3 9 2
   online-softmax trace 1 5 3 9 2 --block 3
   online-softmax trace 1000 -inf -3 nan
   online-softmax trace --attention
-  online-softmax trace --attention --keys 8 --block 4 --causal"""
+  online-softmax trace --attention --keys 8 --block 4 --causal
+  online-softmax trace 1 5 3 9 2 --html page.html"""
 EXPLAIN = """Say which kernel to choose for the softmax or cross-entropy of ROWS x COLS, and why.
 
 \b
@@ -113,6 +116,10 @@ Dim = Annotated[str | None, option("Numbers in a query or a key. Default: 4.", "
 ValueDim = Annotated[str | None, option("Numbers in a value. Default: 2.", "N")]
 Causal = Annotated[
     bool, typer.Option("--causal", help="A query sees no later key; the last sees all.")
+]
+Html = Annotated[
+    str | None,
+    option("Also a page that steps through it. Without a FILE: trace.html.", "[FILE]"),
 ]
 ExplainedRows = Annotated[str, typer.Argument(metavar="ROWS", hidden=True)]
 ExplainedCols = Annotated[str, typer.Argument(metavar="COLS", hidden=True)]

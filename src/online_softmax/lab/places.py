@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+
+import typer
 
 from online_softmax.lab import inputs
 from online_softmax.lab.inputs import BadInput
@@ -55,6 +57,16 @@ def apart(given: Mapping[str, Path | None]) -> None:
         if real in taken:
             raise BadInput(f"{taken[real]} and {option} both name {path}: give two files")
         taken[real] = option
+
+
+def kept(option: str, path: Path, write: Callable[[], None]) -> None:
+    """Write a file when all is done, and say so; a disk that is full is one line."""
+    try:
+        write()
+    except (ValueError, OSError, RuntimeError) as error:  # matplotlib's: .pgf needs a TeX
+        why = error.strerror if isinstance(error, OSError) else None
+        raise BadInput(f"{option} {path}: {why or error}") from None
+    typer.echo(f"{path} written", err=True)
 
 
 def file_name(given: str) -> str:

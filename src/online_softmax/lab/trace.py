@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import torch
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from online_softmax.reference.online import State, absorb, join, lse, prob
 
+FRAMED = 80  # columns of a terminal from which on tables have frames
 EXP_LIMIT = math.log(torch.finfo(torch.float32).max)  # 88.72: the last x whose exp is a float32
 
 
@@ -94,8 +96,8 @@ def as_json(value: object) -> str:
 def render(values: Sequence[float], block: int, console: Console) -> None:
     """Print the walk, the results, and what exponentials without a maximum would have given."""
     walk = trace(values, block)
-    console.print(_walk_table(walk))
-    console.print(_result_table(values, walk))
+    console.print(_walk_table(walk, console.width))
+    console.print(_result_table(values, walk, console.width))
     fold = sum(step.exponentials for step in walk.steps)
     taken = [value for step in walk.steps for value in step.values]
     pairs = zip(values, taken, strict=True)
@@ -110,11 +112,29 @@ def render(values: Sequence[float], block: int, console: Console) -> None:
         console.print(line, soft_wrap=True)
 
 
-def _walk_table(walk: Trace) -> Table:
+def framed(title: str, headings: Sequence[str], lists: Sequence[str], width: int) -> Table:
+    """A table that loses no digit: without a frame where a terminal is narrow, cells folded.
+
+    Args:
+        title: above it, to the left.
+        headings: one a column.
+        lists: which of them hold several numbers, and so may be broken between two.
+        width: of the terminal, in columns.
+    """
+    table = Table(title=title, title_justify="left")
+    if width < FRAMED:
+        table.box, table.pad_edge, table.collapse_padding = box.SIMPLE_HEAD, False, True
+    for heading in headings:
+        table.add_column(heading, justify="right", overflow="fold", no_wrap=heading not in lists)
+    return table
+
+
+def _walk_table(walk: Trace, width: int) -> Table:
     how = "element by element" if walk.block == 1 else f"{walk.block} elements at a time"
-    table = Table(title=f"(m, d), {how}", title_justify="left")
-    for heading in ("step", "reads", "m", "old d x", "new part x", "d", "exponentials"):
-        table.add_column(heading, justify="left" if heading == "reads" else "right")
+    cost = "exponentials" if width >= FRAMED else "exps"
+    headings = ("step", "reads", "m", "old d x", "new part x", "d", cost)
+    table = framed(f"(m, d), {how}", headings, ("reads",), width)
+    table.columns[1].justify = "left"
     for step in walk.steps:
         reads = " ".join(_number(value) for value in step.values)
         weights = (_number(step.old_weight), _number(step.new_weight))
@@ -123,10 +143,9 @@ def _walk_table(walk: Trace) -> Table:
     return table
 
 
-def _result_table(values: Sequence[float], walk: Trace) -> Table:
-    table = Table(title="softmax, exp(x - m) / d", title_justify="left")
-    for heading in ("x", "softmax", "exp(x) / sum of exp(x)"):
-        table.add_column(heading, justify="right")
+def _result_table(values: Sequence[float], walk: Trace, width: int) -> Table:
+    headings = ("x", "softmax", "exp(x) / sum of exp(x)")
+    table = framed("softmax, exp(x - m) / d", headings, headings[2:], width)
     for row in zip(values, walk.probabilities, walk.naive, strict=True):
         table.add_row(*(_number(value) for value in row))
     return table

@@ -8,16 +8,21 @@ from rich.console import Console
 from rich.table import Table
 
 from online_softmax.lab.attentiontrace import Row, Sizes, Summary, Walk, walk
+from online_softmax.lab.trace import framed
+
+# Columns whose cells hold several numbers, or whose heading may be broken.
+LISTS = ("scores", "o", "q", "k", "v", "tile by tile", "two parts", "softmax(z) v", "w, old x")
 
 
 def render(sizes: Sizes, console: Console) -> None:
     """Print what is read, the walk and the merge of each query, and the results."""
     done = walk(sizes)
-    console.print(_input_table(done))
+    width = console.width
+    console.print(_input_table(done, width))
     for query, row in enumerate(done.rows):
-        console.print(_walk_table(query, row, sizes))
-        console.print(_merge_table(query, row))
-    console.print(_result_table(done))
+        console.print(_walk_table(query, row, sizes, width))
+        console.print(_merge_table(query, row, width))
+    console.print(_result_table(done, width))
     tile = min(sizes.block, sizes.keys)
     lines = [
         f"score: {_number(done.scale)} q k, with 1 / sqrt({sizes.dim}) for scale",
@@ -39,8 +44,8 @@ def render(sizes: Sizes, console: Console) -> None:
 # ---- the parts
 
 
-def _input_table(done: Walk) -> Table:
-    table = _table("what is read", "row", "q", "k", "v")
+def _input_table(done: Walk, width: int) -> Table:
+    table = _table("what is read", ("row", "q", "k", "v"), width)
     for i in range(max(done.sizes.queries, done.sizes.keys)):
         matrices = (done.q, done.k, done.v)
         cells = (_numbers(matrix[i]) if i < len(matrix) else "" for matrix in matrices)
@@ -48,9 +53,9 @@ def _input_table(done: Walk) -> Table:
     return table
 
 
-def _walk_table(query: int, row: Row, sizes: Sizes) -> Table:
+def _walk_table(query: int, row: Row, sizes: Sizes, width: int) -> Table:
     title = f"query {query}: (m, d, o), {_many(sizes.block)} at a time"
-    table = _table(title, "keys", "scores", "m", "w, old x", "tile x", "d", "o")
+    table = _table(title, ("keys", "scores", "m", "w, old x", "tile x", "d", "o"), width)
     table.add_row("none", "", *_state(row.steps[0].before, "", ""))
     for step in row.steps:
         weights = _number(step.old_weight), _number(step.new_weight)
@@ -59,17 +64,19 @@ def _walk_table(query: int, row: Row, sizes: Sizes) -> Table:
     return table
 
 
-def _merge_table(query: int, row: Row) -> Table:
-    table = _table(f"query {query}: two parts merged", "keys", "m", "part x", "d", "o")
+def _merge_table(query: int, row: Row, width: int) -> Table:
+    headings = ("keys", "m", "part x", "d", "o")
+    table = _table(f"query {query}: two parts merged", headings, width)
     for half in row.halves:
         table.add_row(_keys(half.first, half.last), *_state(half.state, _number(half.weight)))
     table.add_row("both", *_state(row.merged, ""))
     return table
 
 
-def _result_table(done: Walk) -> Table:
+def _result_table(done: Walk, width: int) -> Table:
     headings = ("query", "tile by tile", "two parts", "softmax(z) v", "log-sum-exp")
-    table = _table("output, o / d; softmax(z) v with all scores z at once, in float64", *headings)
+    title = "output, o / d; softmax(z) v with all scores z at once, in float64"
+    table = _table(title, headings, width)
     for query, row in enumerate(done.rows):
         outputs = (_numbers(given) for given in (row.output, row.merged_output, row.plain))
         table.add_row(str(query), *outputs, _number(row.lse))
@@ -88,11 +95,11 @@ def _many(keys: int) -> str:
     return "1 key" if keys == 1 else f"{keys} keys"
 
 
-def _table(title: str, *headings: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    for heading in headings:
-        is_read = heading in ("keys", "scores")
-        table.add_column(heading, justify="left" if is_read else "right")
+def _table(title: str, headings: tuple[str, ...], width: int) -> Table:
+    table = framed(title, headings, LISTS, width)
+    for column in table.columns:
+        if column.header in ("keys", "scores"):
+            column.justify = "left"
     return table
 
 
