@@ -95,9 +95,6 @@ class _AtensOwn(threading.local):
 atens_own = _AtensOwn()
 
 
-AT_ONCE = 1 << 16  # elements
-
-
 def _run_torch(x: Tensor, y: Tensor, numbers: Numbers) -> None:
     # ATen's half-type kernels on the CPU sum in the half type in places; float32 is right.
     wide = x.dtype if x.dtype == torch.float64 or x.is_cuda else torch.float32
@@ -106,7 +103,7 @@ def _run_torch(x: Tensor, y: Tensor, numbers: Numbers) -> None:
         if y.dtype == wide:
             torch.softmax(x, -1, out=y)
         else:  # by so many rows that what is wide stays in a cache
-            step = max(AT_ONCE // max(x.shape[1], 1), 1)
+            step = max(2**16 // max(x.shape[1], 1), 1)
             for part, out in zip(x.split(step), y.split(step), strict=True):
                 out.copy_(torch.softmax(part, -1, dtype=wide))
     finally:
