@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 KITS = (
     "attention_kit",
     "attention_triton_kit",
+    "attentioncalls_kit",
     "bench_kit",
     "browser_kit",
     "cli_kit",

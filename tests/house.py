@@ -121,6 +121,7 @@ LEVELS |= {
     "catalogue": 5,
     "rowcalls": 5.2,
     "cecalls": 5.3,
+    "attentioncalls": 5.3,
     "rowkernels": 5.5,
     "cekernels": 5.6,
     "cereduce": 5.6,

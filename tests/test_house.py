@@ -131,9 +131,10 @@ assert online_softmax.jit.Unavailable.__module__ == "online_softmax.jit_compile"
 print(json.dumps(new))
 """
 OWN = """
-    __init__ api arches arguments attentionarguments attentionops attentionplan attentions
-    catalogue ceblocks cecalls cekernels celoss ceops cereduce cuda.__init__ cuda.launch
-    explanation invariance library.__init__ library.attention library.calculus library.eager
+    __init__ api arches arguments attentionarguments attentioncalls attentionops attentionplan
+    attentions catalogue ceblocks cecalls cekernels celoss ceops cereduce cuda.__init__ cuda.launch
+    explanation invariance library.__init__ library.attention library.attention_routes
+    library.calculus library.eager
     library.linear_routes library.linear_traced library.loss_calculus library.loss_eager
     library.loss_routes library.loss_traced library.operations library.override library.private
     library.routes library.stats library.stats_calculus library.stats_traced library.traced

@@ -1,17 +1,18 @@
 """Attention on plain tensors: which implementation runs a call. No autograd, no subclass.
 
-Arguments are checked above, in attentions.py. Results are contiguous, in the order and shapes of
-the op: a tensor that was not asked for has no element.
+Arguments are checked above, in attentions.py. Results are contiguous, in the order of the op; one
+that was not asked for is None, in whose place the op has a tensor without elements (`filled`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from online_softmax import catalogue
+from online_softmax import attentioncalls, catalogue
 from online_softmax.attentionplan import MAX_HEAD_DIM, Options
 from online_softmax.reference import attention as reference
 from online_softmax.reference import packed
@@ -24,6 +25,7 @@ KERNELS = ("triton", "reference")  # what `kernel=` may name
 TENSORS = ("q", "k", "v", "bias", "mask", "sinks", "cu_seq_q", "cu_seq_k")
 
 Tensors = Sequence[Tensor | None]  # these eight
+Made = tuple[Any, ...]  # tensors, None where one is not wanted
 
 
 def reasons(q: Tensor, v: Tensor) -> list[str]:
@@ -61,39 +63,35 @@ def takes_triton(q: Tensor, v: Tensor, kernel: str) -> bool:
     return not why
 
 
-def forward(
-    tensors: Tensors, o: Options, with_state: bool, kernel: str
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(out, lse, m, d).
+def forward(tensors: Tensors, o: Options, with_state: bool, kernel: str) -> Made:
+    """(out, lse, m, d), the last two None unless with_state.
 
     Args:
         tensors: q, k, v; bias and mask, 4-D, or None; sinks or None; the first tokens of packed
             sequences or None, twice. Shapes as in `reference.attention` and `reference.packed`.
         o: the options.
-        with_state: out is float32 (float64), m and d are there.
+        with_state: out is float32 (float64).
         kernel: the name of a kernel to force, or "".
     """
+    options = o, with_state, kernel
+    found = attentioncalls.again(attentioncalls.FORWARD, options, tensors)
+    if found is not None:
+        return found
     given = _ready(tensors)
     q, k, v, bias, mask, sinks, cu_seq_q, cu_seq_k = given
     if q is None or k is None or v is None:
         raise AssertionError("attention has q, k and v")
     if takes_triton(q, v, kernel):
-        from online_softmax.triton import attention_launch
-
-        inputs = attention_launch.Inputs(*given)  # type: ignore[arg-type]
-        made = attention_launch.forward(inputs, o, catalogue.arch_of(q), with_state)
-        attention_launch.run(made.launches, q.device)
-        out, lse, m, d = made[:4]
-    else:
-        with without_autocast(q.device.type):
-            if cu_seq_q is not None and cu_seq_k is not None:
-                lens = Packed(cu_seq_q, cu_seq_k)
-                out, lse, m, d = packed.forward(q, k, v, sinks, lens, o, keeps_float=with_state)
-            else:
-                rest = bias, mask, sinks, o
-                out, lse, m, d = reference.forward(q, k, v, *rest, keeps_float=with_state)
-    state = (m, d) if with_state and m is not None and d is not None else (_none(lse), _none(lse))
-    return out.contiguous(), lse.contiguous(), *(t.contiguous() for t in state)  # type: ignore[return-value]
+        return attentioncalls.forward(given, *options)
+    with without_autocast(q.device.type):
+        if cu_seq_q is not None and cu_seq_k is not None:
+            lens = Packed(cu_seq_q, cu_seq_k)
+            made: Made = packed.forward(q, k, v, sinks, lens, o, keeps_float=with_state)
+        else:
+            rest = bias, mask, sinks, o
+            made = reference.forward(q, k, v, *rest, keeps_float=with_state)
+    made = tuple(t.contiguous() for t in made)
+    return made if with_state else (*made[:2], None, None)
 
 
 def backward(
@@ -105,44 +103,45 @@ def backward(
     o: Options,
     wanted: Sequence[bool],
     kernel: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The gradients by q, k, v, bias and sinks; no element where it is not wanted.
+) -> Made:
+    """The gradients by q, k, v, bias and sinks; None where it is not wanted.
 
     Args:
         dout, dlse: the gradients by what `forward` gave; None: there is none.
         wanted: which of the five.
         tensors, out, lse, o, kernel: as for `forward`, and what it gave.
     """
-    given = _ready(tensors)
-    q, k, v, bias, mask, sinks, cu_seq_q, cu_seq_k = given
-    if q is None or k is None or v is None:
-        raise AssertionError("attention has q, k and v")
-    dout, dlse = with_values(dout), None if dlse is None else with_values(dlse)
-    found: Sequence[Tensor | None]
-    if takes_triton(q, v, kernel):
-        from online_softmax.triton import attention_backward_launch, attention_launch
+    wanted = tuple(wanted)
+    given = dout, dlse, *tensors, out, lse
+    found = attentioncalls.again(attentioncalls.BACKWARD, (o, wanted, kernel), given)
+    if found is None:
+        dout, dlse, *tensors, out, lse = _ready(given)  # type: ignore[assignment]
+        q, k, v, bias, mask, sinks, cu_seq_q, cu_seq_k = tensors
+        if q is None or k is None or v is None:
+            raise AssertionError("attention has q, k and v")
+        if not takes_triton(q, v, kernel):
+            with without_autocast(q.device.type):
+                if cu_seq_q is not None and cu_seq_k is not None:
+                    lens = Packed(cu_seq_q, cu_seq_k)
+                    found = packed.backward(dout, dlse, q, k, v, sinks, lens, out, lse, o)
+                else:
+                    rest = bias, mask, sinks, out, lse, o
+                    found = reference.backward(dout, dlse, q, k, v, *rest)
+            return tuple(
+                t.contiguous() if t is not None and is_wanted else None
+                for t, is_wanted in zip(found, wanted, strict=True)
+            )
+        found = attentioncalls.backward(dout, dlse, tensors, out, lse, o, wanted, kernel)
+    dq, dk, dv, dbias, by_query = found
+    dsinks, sinks = None, tensors[5]
+    if by_query is not None and sinks is not None:
+        dsinks = by_query.sum((0, 2) if tensors[6] is None else 0).to(sinks.dtype)
+    return dq, dk if wanted[1] else None, dv if wanted[2] else None, dbias, dsinks
 
-        inputs = attention_launch.Inputs(*given)  # type: ignore[arg-type]
-        which = attention_backward_launch.Wanted(*wanted)
-        above, arch = (dout.to(q.dtype), dlse), catalogue.arch_of(q)
-        made = attention_backward_launch.backward(*above, inputs, out, lse, o, which, arch)
-        attention_launch.run(made.launches, q.device)
-        dsinks = None
-        if made.sinks is not None and sinks is not None:
-            dsinks = made.sinks.sum((0, 2) if cu_seq_q is None else 0).to(sinks.dtype)
-        found = (*made[:4], dsinks)
-    else:
-        with without_autocast(q.device.type):
-            if cu_seq_q is not None and cu_seq_k is not None:
-                lens = Packed(cu_seq_q, cu_seq_k)
-                found = packed.backward(dout, dlse, q, k, v, sinks, lens, out, lse, o)
-            else:
-                rest = bias, mask, sinks, out, lse, o
-                found = reference.backward(dout, dlse, q, k, v, *rest)
-    return tuple(  # type: ignore[return-value]
-        t.contiguous() if t is not None and is_wanted else _none(q)
-        for t, is_wanted in zip(found, wanted, strict=True)
-    )
+
+def filled(made: Made, like: Tensor) -> tuple[Tensor, ...]:
+    """As ops give results: what is not there has no element."""
+    return tuple(like.new_empty(0) if t is None else t for t in made)
 
 
 def fake(tensors: Tensors, o: Options, with_state: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -153,7 +152,7 @@ def fake(tensors: Tensors, o: Options, with_state: bool) -> tuple[Tensor, Tensor
     wide = STATE_DTYPE[q.dtype]
     out = q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=wide if with_state else q.dtype)
     lse, m, d = (q.new_empty(q.shape[:-1], dtype=wide) for _ in range(3))
-    return (out, lse, m, d) if with_state else (out, lse, _none(lse), _none(lse))
+    return (out, lse, m, d) if with_state else (out, lse, lse.new_empty(0), lse.new_empty(0))
 
 
 def fake_backward(
@@ -166,7 +165,7 @@ def fake_backward(
     return tuple(  # type: ignore[return-value]
         torch.empty_like(t, memory_format=torch.contiguous_format)
         if t is not None and is_wanted
-        else _none(q)
+        else q.new_empty(0)
         for t, is_wanted in zip(by, wanted, strict=True)
     )
 
@@ -174,7 +173,3 @@ def fake_backward(
 def _ready(tensors: Tensors) -> list[Tensor | None]:
     """With their values in memory: no negation is pending."""
     return [t if t is None else with_values(t) for t in tensors]
-
-
-def _none(like: Tensor) -> Tensor:
-    return like.new_empty(0)

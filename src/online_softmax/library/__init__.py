@@ -5,11 +5,12 @@ or autograd.
 from the records of `operations`, whose derivatives are in `calculus`. Cross-entropy, of several
 tensors, has the same four beside them: `loss_routes`, `loss_eager`, `loss_traced`, `loss_calculus`;
 `linear_routes` and `linear_traced` are linear_cross_entropy's; `stats`, `stats_traced` and
-`stats_calculus` token_stats's.
+`stats_calculus` token_stats's; `attention` and `attention_routes` attention's.
 `override` puts our kernels beneath torch's own functions. `private` has the private names of torch.
 """
 
-from online_softmax.library.attention import attention
+from online_softmax.library.attention_routes import again as attention_again
+from online_softmax.library.attention_routes import attention
 from online_softmax.library.linear_routes import of_linear
 from online_softmax.library.loss_calculus import LossOptions
 from online_softmax.library.loss_routes import of_classes, of_probabilities
@@ -24,6 +25,7 @@ __all__ = [
     "again",
     "along",
     "attention",
+    "attention_again",
     "logsumexp",
     "of_classes",
     "of_linear",

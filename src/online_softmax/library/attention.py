@@ -1,7 +1,7 @@
-"""Attention as torch sees it: two ops, and the cheapest route that is right for a call.
+"""Attention as torch sees it: two ops, and what is eager of them. attention_routes is the way in.
 
-As routes.py, traced.py and eager.py have it for the row operations. There is no second derivative
-and no forward mode: both are an error, never a wrong number. vmap runs an example at a time.
+As traced.py and eager.py have it for the row operations. There is no second derivative and no
+forward mode: both are an error, never a wrong number. vmap runs an example at a time.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from online_softmax import attentionops
-from online_softmax.attentionops import TENSORS, Tensors
+from online_softmax import attentioncalls, attentionops
+from online_softmax.attentionops import TENSORS, Made, Tensors
 from online_softmax.attentionplan import Options
-from online_softmax.catalogue import FLOATS
 from online_softmax.library.eager import base_apply, renamed
 from online_softmax.library.loss_eager import are_plain
 from online_softmax.library.private import (
@@ -24,10 +23,8 @@ from online_softmax.library.private import (
     after_autograd,
     below_autograd,
     functorch_active,
-    is_forward_mode,
 )
 from online_softmax.library.traced import library
-from online_softmax.reference.ops import is_autocast
 
 Results = tuple[Tensor, Tensor, Tensor, Tensor]  # out, lse, m, d
 
@@ -51,13 +48,19 @@ op_backward = torch.ops.online_softmax.attention_backward.default
 
 def _run(*arguments: Any) -> Results:
     *options, with_state, kernel = arguments[_COUNT:]
-    return attentionops.forward(arguments[:_COUNT], Options(*options), with_state, kernel)
+    made = attentionops.forward(arguments[:_COUNT], Options(*options), with_state, kernel)
+    return _filled(made)
+
+
+def _filled(made: Made) -> Results:
+    return attentionops.filled(made, made[1])  # type: ignore[arg-type, return-value]
 
 
 def _run_backward(dout: Tensor, dlse: Tensor | None, *arguments: Any) -> tuple[Tensor, ...]:
     tensors, (out, lse, *options, wanted, kernel) = arguments[:_COUNT], arguments[_COUNT:]
     o = Options(*options)
-    return attentionops.backward(dout, dlse, tensors, out, lse, o, wanted, kernel)
+    found = attentionops.backward(dout, dlse, tensors, out, lse, o, wanted, kernel)
+    return attentionops.filled(found, dout)
 
 
 def _fake(*arguments: Any) -> Results:
@@ -79,12 +82,13 @@ library.impl("attention_backward", _fake_backward, "Meta")
 
 
 def _keep(
-    ctx: Any, tensors: Tensors, output: Results, o: Options, with_state: bool, kernel: str
+    ctx: Any, tensors: Tensors, output: Made, o: Options, with_state: bool, kernel: str
 ) -> None:
     """What backward needs of a forward."""
     out, lse, m, d = output
-    # A state's maximum is where it was put: output, lse and merges do not depend on it.
-    ctx.mark_non_differentiable(*((m,) if with_state else (m, d)))
+    if m is not None:
+        # A state's maximum is where it was put: output, lse and merges do not depend on it.
+        ctx.mark_non_differentiable(*((m,) if with_state else (m, d)))
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*tensors, out, lse, d)
     ctx.options, ctx.kernel = o, kernel
@@ -92,7 +96,7 @@ def _keep(
 
 def _go_back(
     ctx: Any,
-    entry: Callable[..., tuple[Tensor, ...]],
+    entry: Callable[..., Made],
     needed: Sequence[bool],
     dout: Tensor | None,
     dlse: Tensor | None,
@@ -172,11 +176,11 @@ for _name, _function in (("attention", OpForward), ("attention_backward", OpBack
 def _forward(*arguments: Any) -> Results:
     *tensors, o, with_state, kernel = arguments
     if are_plain(*tensors):
-        return attentionops.forward(tensors, o, with_state, kernel)
+        return _filled(attentionops.forward(tensors, o, with_state, kernel))
     return op(*tensors, *o, with_state, kernel)
 
 
-def _backward(dout: Tensor, dlse: Tensor | None, *arguments: Any) -> tuple[Tensor, ...]:
+def _backward(dout: Tensor, dlse: Tensor | None, *arguments: Any) -> Made:
     *tensors, out, lse, o, wanted, kernel = arguments
     if are_plain(dout, dlse, *tensors, out, lse):
         return attentionops.backward(dout, dlse, tensors, out, lse, o, wanted, kernel)
@@ -202,7 +206,7 @@ def _each_example(
 class Backward(Function):  # (dout, dlse, *tensors, out, lse, options, wanted, kernel)
     @staticmethod
     def forward(*arguments: Any) -> Any:
-        return _backward(*arguments)
+        return attentionops.filled(_backward(*arguments), arguments[0])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -214,13 +218,16 @@ class Backward(Function):  # (dout, dlse, *tensors, out, lse, options, wanted, k
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:  # type: ignore[override]
-        return _each_example(_enter_backward, info, in_dims, arguments)
+        def call(*each: Any) -> Any:
+            return attentionops.filled(_enter_backward(*each), each[0])
+
+        return _each_example(call, info, in_dims, arguments)
 
 
 _apply_backward = base_apply(renamed(Backward, "OnlineSoftmax_attention_backward"))
 
 
-def _enter_backward(*arguments: Any) -> tuple[Tensor, ...]:
+def _enter_backward(*arguments: Any) -> Made:
     if functorch_active():
         return Backward.apply(*arguments)
     if torch.is_grad_enabled():
@@ -228,52 +235,28 @@ def _enter_backward(*arguments: Any) -> tuple[Tensor, ...]:
     return _backward(*arguments)
 
 
-class Forward(Function):  # (*tensors, options, with_state, kernel) -> (out, lse, m, d)
-    @staticmethod
-    def forward(*arguments: Any) -> Any:
-        return _forward(*arguments)
+class Forward(Function):  # (*tensors, options, with_state, kernel, known) -> (out, lse, m, d)
+    """known: a call like one before, or None; with it, m and d may be None."""
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
-        *tensors, o, with_state, kernel = inputs
+    def forward(*arguments: Any) -> Any:
+        *rest, known = arguments
+        made = None if known is None else attentioncalls.start(known)
+        return _forward(*rest) if made is None else made
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Made) -> None:
+        *tensors, o, with_state, kernel, _ = inputs
         _keep(ctx, tensors, output, o, with_state, kernel)
 
     @staticmethod
     def backward(ctx: Any, dout: Any, dlse: Any, dm: Any, dd: Any) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         found = _go_back(ctx, _enter_backward, ctx.needs_input_grad, dout, dlse, dd)
-        return *found, None, None, None
+        return *found, None, None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:  # type: ignore[override]
         return _each_example(Forward.apply, info, in_dims, arguments)
 
 
-_apply_forward = base_apply(renamed(Forward, "OnlineSoftmax_attention"))
-
-
-# ---- the way in
-
-
-def attention(tensors: Tensors, o: Options, with_state: bool, kernel: str) -> Results:
-    """(out, lse, m, d); arguments as for `attentionops.forward`, of any kind of tensor."""
-    tensors = _cast(tensors)
-    if torch.compiler.is_compiling():
-        return op(*tensors, *o, with_state, kernel)
-    if functorch_active():
-        return Forward.apply(*tensors, o, with_state, kernel)
-    if not are_plain(*tensors) or tensors[0].is_meta:  # type: ignore[union-attr]
-        return op(*tensors, *o, with_state, kernel)
-    needs = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-    if needs or is_forward_mode():
-        return _apply_forward(*tensors, o, with_state, kernel)
-    return attentionops.forward(tensors, o, with_state, kernel)
-
-
-def _cast(tensors: Tensors) -> Tensors:
-    """Under autocast q, k and v in its dtype, as torch's list has it for attention."""
-    device = tensors[0].device.type  # type: ignore[union-attr]
-    if not is_autocast(device):
-        return tensors
-    dtype = torch.get_autocast_dtype(device)
-    cast = [t.to(dtype) if t is not None and t.dtype in FLOATS else t for t in tensors[:3]]
-    return (*cast, *tensors[3:])
+apply_forward = base_apply(renamed(Forward, "OnlineSoftmax_attention"))

@@ -14,7 +14,6 @@ from online_softmax.plan import ceil_div
 from online_softmax.triton import attention_backward, attention_bias
 from online_softmax.triton.attention_launch import (
     Inputs,
-    Launch,
     common,
     lengths,
     row_tensor,
@@ -22,6 +21,7 @@ from online_softmax.triton.attention_launch import (
     unit,
     widest,
 )
+from online_softmax.triton.launcher import Launch, Own
 
 ROWS_PREPARED = 64  # queries of a program that makes their two numbers
 PREPARE_WARPS = 4
@@ -46,6 +46,7 @@ class Gradients(NamedTuple):
     bias: Tensor | None
     sinks: Tensor | None
     launches: list[Launch]
+    own: Own  # the memory of all this
 
 
 def backward(
@@ -68,9 +69,10 @@ def backward(
     given, dout, out, lse = given.unit(), unit(dout), unit(out), lse.contiguous()
     q, k, v, bias = given[:4]
     (q_len, k_len), batch, heads = lengths(given, o), given.batch, q.shape[1]
-    lse2, delta = row_tensor(given, 0.0), row_tensor(given, 0.0)
-    share = None if given.sinks is None else row_tensor(given, 0.0)
-    dsinks = row_tensor(given, 0.0) if wanted.sinks else None
+    own = Own(q.device)
+    lse2, delta = row_tensor(own, given, 0.0), row_tensor(own, given, 0.0)
+    share = None if given.sinks is None else row_tensor(own, given, 0.0)
+    dsinks = row_tensor(own, given, 0.0) if wanted.sinks else None
     known = {
         **common(given, o), "dout_ptr": dout, "out_ptr": out, "lse_ptr": lse,
         "dlse_ptr": None if dlse is None else dlse.to(torch.float32).contiguous(),
@@ -84,10 +86,10 @@ def backward(
         _launch(attention_backward.prepare, blocks * heads * batch, known, prepared, blocks=blocks)
     ]
     size = q.element_size()
-    make = torch.empty_like if given.cu_seq_q is None else torch.zeros_like  # tokens of no sequence
+    fill = None if given.cu_seq_q is None else 0.0  # of tokens of no sequence
     dq = dk = dv = dbias = None
     if wanted.k or wanted.v:
-        dk, dv = (make(t, memory_format=torch.contiguous_format) for t in (k, v))
+        dk, dv = (own.make(t.shape, t.dtype, fill) for t in (k, v))
         t = tiles or plan.tiles("by_keys", arch, size, widest(given))
         blocks = ceil_div(k_len, t.block_k)
         more = {"dk_ptr": dk, "dv_ptr": dv, "blocks": blocks}
@@ -95,14 +97,14 @@ def backward(
         programs = blocks * k.shape[1] * batch
         launches.append(_launch(attention_backward.by_keys, programs, known, t, **more))
     if wanted.q:
-        dq = make(q, memory_format=torch.contiguous_format)
+        dq = own.make(q.shape, q.dtype, fill)
         t = tiles or plan.tiles("by_queries", arch, size, widest(given))
         blocks = ceil_div(q_len, t.block_q)
         more = {"dq_ptr": dq, "dq_strides": strides(dq, given), "blocks": blocks}
         programs = blocks * heads * batch
         launches.append(_launch(attention_backward.by_queries, programs, known, t, **more))
     if wanted.bias and bias is not None:
-        dbias = torch.zeros_like(bias, memory_format=torch.contiguous_format)
+        dbias = own.make(bias.shape, bias.dtype, 0.0)
         t = tiles or plan.tiles("bias", arch, size, widest(given))
         shared = tuple(n == 1 for n in bias.shape)
         blocks_of = (batch, heads, ceil_div(q_len, t.block_q), ceil_div(k_len, t.block_k))
@@ -110,7 +112,7 @@ def backward(
         more = {"dbias_ptr": dbias, "dbias_strides": dbias.stride(), "SHARED": shared}
         programs = programs if min(blocks_of) else 0
         launches.append(_launch(attention_bias.by_bias, programs, known, t, **more, batches=batch))
-    return Gradients(dq, dk, dv, dbias, dsinks, launches)
+    return Gradients(dq, dk, dv, dbias, dsinks, launches, own)
 
 
 def _launch(kernel: Any, programs: int, known: dict[str, Any], t: Tiles, **more: Any) -> Launch:

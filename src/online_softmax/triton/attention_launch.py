@@ -17,24 +17,11 @@ from torch import Tensor
 from online_softmax import attentionplan as plan
 from online_softmax.attentionplan import Options, Tiles, padded
 from online_softmax.plan import ceil_div, next_power_of_two
-from online_softmax.triton import attention
-from online_softmax.triton.tiles import OPTIONS
+from online_softmax.triton import ALIGNED, attention
+from online_softmax.triton.launcher import Launch, Own
 
 FAR = 1 << 24  # elements from row to row
 MERGE_WARPS = 4
-
-
-class Launch(NamedTuple):
-    kernel: Any
-    programs: int
-    arguments: dict[str, Any]  # by name, all but the launch options
-    warps: int
-    stages: int
-
-    def start(self) -> None:
-        if self.programs:
-            options = {"num_warps": self.warps, "num_stages": self.stages, **OPTIONS}
-            self.kernel[(self.programs,)](**self.arguments, **options)
 
 
 class Inputs(NamedTuple):
@@ -66,6 +53,7 @@ class Results(NamedTuple):
     m: Tensor | None
     d: Tensor | None
     launches: list[Launch]
+    own: Own  # the memory of all this, and of parts
 
 
 def interpreted() -> bool:
@@ -73,18 +61,19 @@ def interpreted() -> bool:
     return not isinstance(attention.forward, triton.JITFunction)
 
 
-def run(launches: Sequence[Launch], device: torch.device) -> None:
-    """On the current stream of the device."""
+def run(launches: Sequence[Launch], device: torch.device) -> list[Any]:
+    """On the current stream of the device; what each launch gives back."""
     # numpy, which interprets, warns of inf - inf even where it is then dropped; a GPU does not.
     with np.errstate(all="ignore") if interpreted() else torch.cuda.device(device):
-        for launch in launches:
-            launch.start()
+        return [launch.start() for launch in launches]
 
 
 def forward(
     given: Inputs, o: Options, arch: str, with_state: bool, tiles: Tiles | None = None
 ) -> Results:
     """out, lse and, with_state, (m, d) in float32 of empty memory, and what fills them.
+
+    Many keys of few queries are cut into parts, two launches, by the number of keys alone.
 
     Args:
         given: float16, bfloat16 or float32; dims up to 256.
@@ -93,13 +82,13 @@ def forward(
         with_state: out is float32.
         tiles: in place of the planned ones.
     """
-    given = given.unit()
+    given, own = given.unit(), Own(given.q.device)
     q, value_dim = given.q, given.v.shape[-1]
     out_dtype = torch.float32 if with_state else q.dtype
-    make = torch.empty if given.cu_seq_q is None else torch.zeros  # tokens of no sequence
-    out = make((*q.shape[:-1], value_dim), dtype=out_dtype, device=q.device)
-    lse = row_tensor(given, -math.inf)
-    m, d = (row_tensor(given, fill) if with_state else None for fill in (-math.inf, 0.0))
+    fill = None if given.cu_seq_q is None else 0.0  # of tokens of no sequence
+    out = own.make((*q.shape[:-1], value_dim), out_dtype, fill)
+    lse = row_tensor(own, given, -math.inf)
+    m, d = (row_tensor(own, given, fill) if with_state else None for fill in (-math.inf, 0.0))
     q_len, k_len = lengths(given, o)
     is_short = given.cu_seq_q is None and q_len <= plan.MAX_DECODE_QUERIES
     part_keys = plan.part_keys(k_len)
@@ -111,10 +100,9 @@ def forward(
             "out_strides": (*strides(out, given), 0), "row_strides": (*strides(lse, given), 0),
             "parts": 1, "part_keys": 0, "NAN_EMPTY": o.nan_empty, "IS_PART": False,
         }  # fmt: skip
-        return Results(out, lse, m, d, [_forward(given, o, arch, is_short, names, tiles)])
+        return Results(out, lse, m, d, [_forward(given, o, arch, is_short, names, tiles)], own)
     rows = math.prod(q.shape[:3])
-    o_parts = torch.empty((parts, *out.shape), dtype=torch.float32, device=q.device)
-    m_parts, d_parts = torch.empty((2, parts, *q.shape[:3]), dtype=torch.float32, device=q.device)
+    o_parts, m_parts, d_parts = _parts(own, parts, out.shape)
     names = {
         "out_ptr": o_parts, "lse_ptr": None, "m_ptr": m_parts, "d_ptr": d_parts,
         "sinks_ptr": None, "out_strides": (*strides(o_parts[0], given), o_parts.stride(0)),
@@ -130,7 +118,22 @@ def forward(
         "BLOCK_VALUE": padded(value_dim), "PARTS": next_power_of_two(parts),
     }  # fmt: skip
     merge = Launch(attention.merge_parts, rows, names, MERGE_WARPS, 1)
-    return Results(out, lse, m, d, [fold, merge])
+    return Results(out, lse, m, d, [fold, merge], own)
+
+
+def _parts(own: Own, parts: int, shape: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """o, m and d of each part, float32, in one piece of memory; each begins on 16 bytes."""
+    *rows, value_dim = shape
+    numbers = parts * math.prod(rows)
+    size = ceil_div(numbers, ALIGNED) * ALIGNED
+    whole = own.make((size * (value_dim + 2),), torch.float32)
+    o, m, d = whole.split((size * value_dim, size, size))
+    shaped = (parts, *rows)
+    return (
+        o[: numbers * value_dim].view(*shaped, value_dim),
+        m[:numbers].view(shaped),
+        d[:numbers].view(shaped),
+    )
 
 
 def _forward(
@@ -209,12 +212,10 @@ def shared_strides(t: Tensor | None) -> tuple[int, ...]:
     return tuple(0 if n == 1 else s for n, s in zip(t.shape, t.stride(), strict=True))
 
 
-def row_tensor(given: Inputs, fill: float) -> Tensor:
+def row_tensor(own: Own, given: Inputs, fill: float) -> Tensor:
     """Float32, a number a query; `fill` for tokens of no sequence."""
-    shape = given.q.shape[:-1]
-    if given.cu_seq_q is None:
-        return torch.empty(shape, dtype=torch.float32, device=given.q.device)
-    return torch.full(shape, fill, dtype=torch.float32, device=given.q.device)
+    is_packed = given.cu_seq_q is not None
+    return own.make(given.q.shape[:-1], torch.float32, fill if is_packed else None)
 
 
 def widest(given: Inputs) -> int:
