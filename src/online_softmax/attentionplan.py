@@ -106,6 +106,15 @@ def tiles(kernel: str, arch: str, item_bytes: int, dim: int) -> Tiles:
     return table[min(limit for limit in table if limit >= dim)]
 
 
+def has_dependent_launch(arch: str) -> bool:
+    """Whether a kernel may start before the one before it has ended.
+
+    >>> has_dependent_launch("sm_80"), has_dependent_launch("sm_90a")
+    (False, True)
+    """
+    return int(arch.removeprefix("sm_").rstrip("a")) >= 90
+
+
 def padded(dim: int) -> int:
     """head_dim as the kernels hold it: a power of two."""
     return max(next_power_of_two(dim), MIN_DIM)

@@ -10,6 +10,7 @@ T. Dao: FlashAttention-2, arXiv:2307.08691; the flash-decoding note of the same 
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from online_softmax.triton.online import INF, LN_2, absorb_tile, merge_lanes, weight
 from online_softmax.triton.tiles import (
@@ -65,6 +66,7 @@ def forward(
     NAN_EMPTY: tl.constexpr,
     IS_PLAIN: tl.constexpr,
     IS_PART: tl.constexpr,
+    OVERLAPS: tl.constexpr,  # with merge_parts, which waits before it reads: sm_90 on
     GROUP: tl.constexpr,  # heads that share keys
     PACK: tl.constexpr,  # heads a program has queries of: 1 or GROUP
     DIM: tl.constexpr,
@@ -79,6 +81,8 @@ def forward(
 
     One exponential a score, one a row and tile; tiles that all queries see whole have no mask.
     """
+    if OVERLAPS:
+        gdc_launch_dependents()
     pid = tl.program_id(0)
     part = pid % parts
     pid //= parts
@@ -171,11 +175,14 @@ def merge_parts(
     rows: tl.int32,
     parts: tl.int32,
     NAN_EMPTY: tl.constexpr,
+    OVERLAPS: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     BLOCK_VALUE: tl.constexpr,
     PARTS: tl.constexpr,  # the power of two that holds them, 2 or more
 ) -> None:
     """The states of one query over all parts of the keys, merged: reads them once."""
+    if OVERLAPS:
+        gdc_wait()
     row = tl.program_id(0)
     part = tl.arange(0, PARTS)
     at = part.to(tl.int64) * rows + row

@@ -68,7 +68,6 @@ def _figures(
     is_packed: bool,
 ) -> dict[str, Any]:
     from online_softmax.triton import attention_backward_launch, attention_launch
-    from online_softmax.triton.tiles import OPTIONS
 
     torch_type = next(t for t, name in TRITON_TYPE.items() if name == dtype)
     length, keys = LENGTHS[direction], KEYS if direction == "decode" else LENGTHS[direction]
@@ -86,7 +85,7 @@ def _figures(
     return {
         launch.kernel.__name__: built(
             _source(launch), f"attention's {launch.kernel.__name__}", arch,
-            {"num_warps": launch.warps, "num_stages": launch.stages, **OPTIONS},
+            launch.options,
         )
         for launch in launches
     }  # fmt: skip

@@ -99,25 +99,27 @@ def forward(
             "out_ptr": out, "lse_ptr": lse, "m_ptr": m, "d_ptr": d, "sinks_ptr": given.sinks,
             "out_strides": (*strides(out, given), 0), "row_strides": (*strides(lse, given), 0),
             "parts": 1, "part_keys": 0, "NAN_EMPTY": o.nan_empty, "IS_PART": False,
+            "OVERLAPS": False,
         }  # fmt: skip
         return Results(out, lse, m, d, [_forward(given, o, arch, is_short, names, tiles)], own)
     rows = math.prod(q.shape[:3])
     o_parts, m_parts, d_parts = _parts(own, parts, out.shape)
+    overlaps = plan.has_dependent_launch(arch) and not interpreted()
     names = {
         "out_ptr": o_parts, "lse_ptr": None, "m_ptr": m_parts, "d_ptr": d_parts,
         "sinks_ptr": None, "out_strides": (*strides(o_parts[0], given), o_parts.stride(0)),
         "row_strides": (*strides(m_parts[0], given), m_parts.stride(0)), "parts": parts,
-        "part_keys": part_keys, "NAN_EMPTY": False, "IS_PART": True,
+        "part_keys": part_keys, "NAN_EMPTY": False, "IS_PART": True, "OVERLAPS": overlaps,
     }  # fmt: skip
     fold = _forward(given, o, arch, True, names, tiles)
     names = {
         "o_ptr": o_parts, "m_parts_ptr": m_parts, "d_parts_ptr": d_parts, "out_ptr": out,
         "lse_ptr": lse, "m_ptr": m, "d_ptr": d, "sinks_ptr": given.sinks,
         "out_strides": out.stride()[:3], "q_len": q_len, "heads": q.shape[1], "rows": rows,
-        "parts": parts, "NAN_EMPTY": o.nan_empty, "VALUE_DIM": value_dim,
+        "parts": parts, "NAN_EMPTY": o.nan_empty, "OVERLAPS": overlaps, "VALUE_DIM": value_dim,
         "BLOCK_VALUE": padded(value_dim), "PARTS": next_power_of_two(parts),
     }  # fmt: skip
-    merge = Launch(attention.merge_parts, rows, names, MERGE_WARPS, 1)
+    merge = Launch(attention.merge_parts, rows, names, MERGE_WARPS, 1, overlaps)
     return Results(out, lse, m, d, [fold, merge], own)
 
 

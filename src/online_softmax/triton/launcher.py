@@ -43,13 +43,18 @@ class Launch(NamedTuple):
     arguments: dict[str, Any]  # by name, all but the launch options
     warps: int
     stages: int
+    is_dependent: bool = False  # may start while the kernel before runs; it waits by itself
 
     def start(self) -> Any:
         """By Triton; what it gives back is the compiled kernel, None if it interprets."""
         if not self.programs:
             return None
+        return self.kernel[(self.programs,)](**self.arguments, **self.options)
+
+    @property
+    def options(self) -> dict[str, Any]:
         options = {"num_warps": self.warps, "num_stages": self.stages, **OPTIONS}
-        return self.kernel[(self.programs,)](**self.arguments, **options)
+        return options | {"launch_pdl": True} if self.is_dependent else options
 
 
 class Own:
