@@ -107,9 +107,15 @@ def forward(
     overlaps = plan.has_dependent_launch(arch) and not interpreted()
     names = {
         "out_ptr": o_parts, "lse_ptr": None, "m_ptr": m_parts, "d_ptr": d_parts,
+<<<<<<< ours
         "sinks_ptr": None, "out_strides": (*strides(o_parts[0], given), o_parts.stride(0)),
         "row_strides": (*strides(m_parts[0], given), m_parts.stride(0)), "parts": parts,
         "part_keys": part_keys, "NAN_EMPTY": False, "IS_PART": True, "OVERLAPS": overlaps,
+=======
+        "sinks_ptr": None, "out_strides": (*o_parts.stride()[1:4], o_parts.stride(0)),
+        "row_strides": (*m_parts.stride()[1:4], m_parts.stride(0)), "parts": parts,
+        "part_keys": part_keys, "NAN_EMPTY": False, "IS_PART": True,
+>>>>>>> theirs
     }  # fmt: skip
     fold = _forward(given, o, arch, True, names, tiles)
     names = {
@@ -129,12 +135,13 @@ def _parts(own: Own, parts: int, shape: Sequence[int]) -> tuple[Tensor, Tensor, 
     numbers = parts * math.prod(rows)
     size = ceil_div(numbers, ALIGNED) * ALIGNED
     whole = own.make((size * (value_dim + 2),), torch.float32)
-    o, m, d = whole.split((size * value_dim, size, size))
-    shaped = (parts, *rows)
+    batch, heads, q_len = rows
+    numbers_at = batch * heads * q_len, heads * q_len, q_len, 1
+    o_at = *(value_dim * stride for stride in numbers_at), 1
     return (
-        o[: numbers * value_dim].view(*shaped, value_dim),
-        m[:numbers].view(shaped),
-        d[:numbers].view(shaped),
+        whole.as_strided((parts, *shape), o_at),
+        whole.as_strided((parts, *rows), numbers_at, size * value_dim),
+        whole.as_strided((parts, *rows), numbers_at, size * (value_dim + 1)),
     )
 
 
