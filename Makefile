@@ -31,7 +31,7 @@ DEVICE_CODE = $(shell find src tests -name '*.cu' -o -name '*.cuh' -o -name '*.h
 CLI = $(RUN) -m online_softmax.lab.cli
 
 .DEFAULT_GOAL := help
-.PHONY: help has-torch run test test-gpu sanitize-gpu lint types format readme hooks clean
+.PHONY: help has-torch run test test-gpu sanitize-gpu lint types format readme docs docs-serve wheel hooks clean
 
 help: ## this page
 	@echo 'online-softmax: the same softmax from three passes over memory to one, on any machine.'
@@ -87,6 +87,19 @@ format: $(SETUP) ## ruff and clang-format, both writing
 
 readme: $(SETUP) $(TORCH) ## draw README's tables and pictures again from the stored results
 	$(RUN) -m online_softmax.lab.report $(ARGS)
+
+docs: export NO_MKDOCS_2_WARNING = 1
+docs: $(SETUP) $(TORCH) ## the documentation site, into build/site; anything amiss is an error
+	@mkdir -p build/docs
+	$(RUN) -m mkdocs build $(ARGS)
+
+docs-serve: export NO_MKDOCS_2_WARNING = 1
+docs-serve: $(SETUP) $(TORCH) ## the site at http://127.0.0.1:8000, made anew when a page changes
+	@mkdir -p build/docs
+	$(RUN) -m mkdocs serve $(ARGS)
+
+wheel: $(SETUP) $(TORCH) ## sdist and wheel into build/dist; the wheel is installed elsewhere and tried
+	$(RUN) tests/try_wheel.py build/dist
 
 hooks: $(SETUP) ## run lint and types before each commit
 	$(RUN) -m pre_commit install

@@ -149,6 +149,7 @@ LEVELS |= {
     "distributed": 8,
 }
 LEVELS |= {"nn": 9, "__init__": 10, "lab": 11}
+LEVELS |= {"__main__": 12}  # `python -m online_softmax`: the command, so the lab
 
 
 def upward(path: str, text: str) -> list[str]:

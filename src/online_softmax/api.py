@@ -71,7 +71,7 @@ def softmax(
             a gradient would be recorded.
         online_softmax.jit.Unavailable: on a CUDA device, the driver refuses what NVRTC makes.
 
-    Example:
+    Examples:
         >>> import torch
         >>> softmax(torch.tensor([1.0, 5.0, 3.0]))
         tensor([0.0159, 0.8668, 0.1173])
@@ -116,10 +116,9 @@ def log_softmax(
     Returns:
         A contiguous tensor of x's shape, or `out`.
 
-    Raises:
-        The same as `softmax`.
+    Raises what `softmax` raises.
 
-    Example:
+    Examples:
         >>> import torch
         >>> log_softmax(torch.tensor([0.0, -95.0, -200.0]))
         tensor([   0.,  -95., -200.])
@@ -172,7 +171,7 @@ def logsumexp(
         ValueError: scale, empty or kernel is none of these; or the named kernel cannot run this.
         RuntimeError: a dimension is named twice, or none is.
 
-    Example:
+    Examples:
         >>> import torch
         >>> logsumexp(torch.tensor([[1.0, 2.0], [-torch.inf, -torch.inf]]))
         tensor([2.3133,   -inf])

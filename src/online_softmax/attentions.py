@@ -72,9 +72,9 @@ def attention(
             float32 up to head_dim 256, else the reference.
 
     Returns:
-        out: (batch, heads, q_len, value_dim) in q's dtype; under autocast in its dtype. With
-        return_lse also lse: (batch, heads, q_len) float32 (float64), the natural logarithm of the
-        sum of exp(score), the sink not in it. Both are differentiable, once.
+        out, of shape (batch, heads, q_len, value_dim), in q's dtype; under autocast in its dtype.
+        With return_lse also lse, of shape (batch, heads, q_len), float32 (float64), the natural
+        logarithm of the sum of exp(score), the sink not in it. Both are differentiable, once.
 
     Raises:
         TypeError: q, k, v, bias, mask or sinks is not a tensor, a number is of another type.
@@ -83,7 +83,7 @@ def attention(
         RuntimeError: shapes, dtypes or devices do not belong together.
         NotImplementedError: a dtype that is not listed above, or not a dense tensor.
 
-    Example:
+    Examples:
         >>> import torch
         >>> q = k = torch.tensor([[[[0.0], [1.0]]]])
         >>> v = torch.tensor([[[[1.0], [3.0]]]])
@@ -141,14 +141,13 @@ def attention_state(
         q, k, v, causal, scale, window, softcap, bias, mask, kernel: as for `attention`.
 
     Returns:
-        An OutputState: m and d (batch, heads, q_len), o (batch, heads, q_len, value_dim), float32
-        (float64). Differentiable, m but for a constant: what is made of a state (its output, its
-        lse, a merge) does not depend on where m was put.
+        An OutputState with m and d (batch, heads, q_len), o (batch, heads, q_len, value_dim), in
+        float32 (float64). Differentiable, m but for a constant: what is made of a state (its
+        output, its lse, a merge) does not depend on where m was put.
 
-    Raises:
-        The same as `attention`.
+    Raises what `attention` raises.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from online_softmax import merge
         >>> q, k, v = torch.randn(3, 1, 1, 4, 16).unbind()
@@ -209,8 +208,9 @@ def attention_varlen(
     stay on the device: nothing waits for them but the reference.
 
     Args:
-        query: (total_q, heads, head_dim); key: (total_k, kv_heads, head_dim); value: (total_k,
-            kv_heads, value_dim); else as for `attention`.
+        query: (total_q, heads, head_dim); else as q for `attention`.
+        key: (total_k, kv_heads, head_dim); else as k.
+        value: (total_k, kv_heads, value_dim); else as v.
         cu_seq_q, cu_seq_k: (sequences + 1,) int32 or int64: the first token of each sequence, and
             where the last ends. Sequences may be empty. Tokens of no sequence give out 0 and lse
             -inf.
@@ -219,12 +219,11 @@ def attention_varlen(
         window_size: (left, right), as `window` there.
 
     Returns:
-        out: (total_q, heads, value_dim); with return_lse also lse: (total_q, heads).
+        out, of shape (total_q, heads, value_dim); with return_lse also lse, (total_q, heads).
 
-    Raises:
-        The same as `attention`.
+    Raises what `attention` raises.
 
-    Example:
+    Examples:
         >>> import torch
         >>> q = k = v = torch.ones(5, 2, 16)
         >>> ends = torch.tensor([0, 2, 5], dtype=torch.int32)

@@ -36,8 +36,12 @@ def explain(
         TypeError: rows or cols is not a whole number.
         ValueError: an unknown type, architecture or op, or a negative size.
 
-    >>> print(explain(1, 1_048_576).splitlines()[0])
-    split: 128 parts in all are few for 132 multiprocessors: parts of rows, two kernels
+    Returns:
+        Text, the kernel's name and the reason first. Nothing runs, and no GPU is asked.
+
+    Examples:
+        >>> print(explain(1, 1_048_576).splitlines()[0])
+        split: 128 parts in all are few for 132 multiprocessors: parts of rows, two kernels
     """
     if arch not in plan.ARCHES:
         raise ValueError(f"explain(): no facts about {arch!r}; known are {', '.join(plan.ARCHES)}")

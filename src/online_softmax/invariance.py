@@ -61,7 +61,7 @@ class batch_invariant:  # noqa: N801  a function to its callers, as torch.set_gr
     Raises:
         TypeError: is_on is something else.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from online_softmax import softmax
         >>> with batch_invariant(False):

@@ -72,7 +72,7 @@ def linear_cross_entropy(
         kernel: "reference" keeps the kernels of cross-entropy out; None: they run where they can.
 
     Returns:
-        The loss in input's dtype, float32 under autocast: 0-dim, or of target's shape for "none".
+        The loss in input's dtype, float32 under autocast; 0-dim, or of target's shape for "none".
         Differentiable once, in reverse mode, by input, linear_weight and linear_bias.
 
     Raises:
@@ -83,7 +83,7 @@ def linear_cross_entropy(
             requires a gradient; a second derivative or one in forward mode is asked for.
         NotImplementedError: another dtype or layout, or a transform of `torch.func`.
 
-    Example:
+    Examples:
         >>> import torch
         >>> hidden = torch.tensor([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]])
         >>> head = torch.tensor([[2.0, 0.0], [0.0, 1.5], [1.0, 1.0], [0.0, 0.0]])

@@ -105,7 +105,7 @@ def cross_entropy(
             written over.
         NotImplementedError: a dtype of logits that is not listed above, or not a dense tensor.
 
-    Example:
+    Examples:
         >>> import torch
         >>> logits = torch.tensor([[2.0, 0.0, 1.0], [0.0, 3.0, 0.0], [1.0, 1.0, 1.0]])
         >>> cross_entropy(logits, torch.tensor([0, -100, 2]))

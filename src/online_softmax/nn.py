@@ -58,7 +58,7 @@ class Softmax(_RowModule):
     Shapes: any; the result has the input's shape and dtype (bfloat16 for fp8, float32 under CUDA
     autocast). Raises ValueError for a wrong scale or empty, and what `softmax` raises.
 
-    Example:
+    Examples:
         >>> import torch
         >>> Softmax()(torch.tensor([1.0, 5.0, 3.0]))
         tensor([0.0159, 0.8668, 0.1173])
@@ -78,7 +78,7 @@ class Softmax(_RowModule):
 class LogSoftmax(_RowModule):
     """`online_softmax.log_softmax` as a module; arguments as for `Softmax`.
 
-    Example:
+    Examples:
         >>> import torch
         >>> LogSoftmax()(torch.tensor([0.0, -95.0, -200.0]))
         tensor([   0.,  -95., -200.])
@@ -104,7 +104,7 @@ class LogSumExp(_RowModule):
         scale: as for `Softmax`.
         empty: the gradient of a slice that is all -inf: "nan" or "zero".
 
-    Example:
+    Examples:
         >>> import torch
         >>> LogSumExp((0, 1))(torch.zeros(2, 3))
         tensor(1.7918)
@@ -135,13 +135,13 @@ class CrossEntropyLoss(nn.Module):
 
     Args:
         weight: (classes,), what each class counts for: a buffer, as in torch.
-        ignore_index, reduction, label_smoothing, z_loss, softcap, scale, dim, grad_in_forward,
-            overwrite_logits: as for the function.
+        ignore_index, reduction, label_smoothing, z_loss: as for the function.
+        softcap, scale, dim, grad_in_forward, overwrite_logits: as for the function.
 
     Shapes: logits, target and the loss as for the function. Raises what the function raises, for a
     wrong number or reduction when the module is made.
 
-    Example:
+    Examples:
         >>> import torch
         >>> CrossEntropyLoss(label_smoothing=0.1)(torch.zeros(2, 4), torch.tensor([0, 3]))
         tensor(1.3863)
@@ -209,13 +209,13 @@ class LinearCrossEntropyLoss(nn.Module):
     Args:
         in_features, num_classes, bias, device, dtype: of the `linear`, which maps input to logits.
         weight: (num_classes,), what each class counts for: a buffer, as in torch.
-        reduction, ignore_index, label_smoothing, z_loss, softcap, scale, memory: as for the
-            function.
+        reduction, ignore_index, label_smoothing, z_loss, softcap: as for the function.
+        scale, memory: as for the function.
 
     Shapes: input (..., in_features), target and the loss as for the function. Raises what the
     function raises, for a wrong number or word when the module is made.
 
-    Example:
+    Examples:
         >>> import torch
         >>> head = LinearCrossEntropyLoss(8, 100)
         >>> loss = head(torch.ones(4, 8), torch.tensor([0, 9, 99, -100]))

@@ -34,15 +34,9 @@ def token_stats(
         temperature: above 0 and finite; divides the logits.
 
     Returns:
-        TokenStats, a NamedTuple:
-        lse: (...) log(sum(exp(logits / temperature))).
-        entropy: (...) -sum(p log p) in nats; an element of probability 0 adds nothing.
-        target_log_prob: (...) log p of the target; None without a target.
-        target_rank: (...) int64: 1 + the number of logits strictly greater than the target's.
-        top_log_probs, top_indices: (..., top_k), the largest first, of equal logits the lower index
-            first, NaN before all others; None for top_k = 0.
-        As with log_softmax, a token whose logits are all -inf, or hold +inf or NaN, has NaN in
-        entropy and log-probabilities.
+        A TokenStats, a NamedTuple of lse, entropy, target_log_prob, target_rank, top_log_probs and
+        top_indices, which says what each is. As with log_softmax, a token whose logits are all
+        -inf, or hold +inf or NaN, has NaN in entropy and log-probabilities.
 
     Raises:
         TypeError: logits or target is not a tensor, top_k no integer, temperature no number.
@@ -52,7 +46,7 @@ def token_stats(
         RuntimeError: target has another shape, dtype or device, or there is no class.
         NotImplementedError: a dtype of logits that is not listed above, or not a dense tensor.
 
-    Example:
+    Examples:
         >>> import torch
         >>> stats = token_stats(torch.tensor([[2.0, 0.0, 1.0]]), torch.tensor([2]), top_k=2)
         >>> stats.entropy, stats.target_log_prob, stats.target_rank

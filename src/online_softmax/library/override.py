@@ -178,7 +178,7 @@ def override_torch() -> Override:
         kernels are back when the last has ended. Any thread may begin and end one, but the first
         while no other thread is in these operations: torch does not lock its table of kernels.
 
-    Example:
+    Examples:
         >>> import torch
         >>> with override_torch():
         ...     y = torch.softmax(torch.zeros(2), -1)  # with a CUDA tensor, by our kernel

@@ -25,14 +25,27 @@ from online_softmax.rowops import is_batch
 
 
 class TokenStats(NamedTuple):
-    """Of each token, in logits' shape without the last dimension; floats are float32 (float64)."""
+    """What `token_stats` says of each token; (...) is logits' shape without the classes.
 
-    lse: Tensor  # (...) natural log-sum-exp of logits / temperature
-    entropy: Tensor  # (...) in nats
-    target_log_prob: Tensor | None  # (...) natural logarithm; None without a target
-    target_rank: Tensor | None  # (...) int64, from 1; None without a target
-    top_log_probs: Tensor | None  # (..., top_k), falling; None for top_k 0
-    top_indices: Tensor | None  # (..., top_k) int64; None for top_k 0
+    Floats are float32, float64 for float64 logits. Logarithms are natural.
+
+    Attributes:
+        lse: (...) log(sum(exp(logits / temperature))).
+        entropy: (...) -sum(p log p) in nats; an element of probability 0 adds nothing.
+        target_log_prob: (...) log p of the target; None without a target.
+        target_rank: (...) int64, 1 + the number of logits strictly greater than the target's; None
+            without a target.
+        top_log_probs: (..., top_k), the largest first, of equal logits the lower index first, NaN
+            before all others; None for top_k = 0.
+        top_indices: (..., top_k) int64, their classes; None for top_k = 0.
+    """
+
+    lse: Tensor
+    entropy: Tensor
+    target_log_prob: Tensor | None
+    target_rank: Tensor | None
+    top_log_probs: Tensor | None
+    top_indices: Tensor | None
 
 
 def token_stats(x: Tensor, target: Tensor | None, top_k: int, temperature: float) -> TokenStats:

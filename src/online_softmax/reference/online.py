@@ -38,10 +38,13 @@ class State(NamedTuple):
 
     Merging is associative and commutative, exactly for m and up to rounding for d.
 
-    >>> first = State.of(torch.tensor([1.0, 5.0, 3.0]))
-    >>> row = first.merge(State.of(torch.tensor([9.0, 2.0])))
-    >>> [round(float(value), 4) for value in (*first, *row)]
-    [5.0, 1.1537, 9.0, 1.022]
+    Examples:
+        >>> first = State.of(torch.tensor([1.0, 5.0, 3.0]))
+        >>> row = first.merge(State.of(torch.tensor([9.0, 2.0])))
+        >>> [round(float(value), 4) for value in (*first, *row)]
+        [5.0, 1.1537, 9.0, 1.022]
+
+    Source: Milakov and Gimelshein, Online normalizer calculation for softmax, arXiv:1805.02867.
     """
 
     m: Tensor
@@ -107,9 +110,13 @@ class State(NamedTuple):
         Returns:
             x's shape and dtype, rounded once; NaN in rows whose maximum is not finite.
 
-        >>> row = torch.tensor([1.0, 5.0, 3.0, 9.0])
-        >>> State.of(row).softmax(row[2:])
-        tensor([0.0024, 0.9793])
+        Raises:
+            RuntimeError: x does not have the state's rows.
+
+        Examples:
+            >>> row = torch.tensor([1.0, 5.0, 3.0, 9.0])
+            >>> State.of(row).softmax(row[2:])
+            tensor([0.0024, 0.9793])
         """
         return prob(x, self, dim).to(x.dtype)
 

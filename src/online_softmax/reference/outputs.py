@@ -30,11 +30,12 @@ class OutputState(NamedTuple):
         o: the sum of exp(x - m) v, not divided by d: m's shape and one dimension more, m's dtype.
             Where m is not finite, d and o mean nothing and nothing reads them.
 
-    >>> x, v = torch.tensor([1.0, 5.0, 3.0]), torch.tensor([[1.0], [2.0], [3.0]])
-    >>> whole = OutputState.of(x, v)
-    >>> halves = OutputState.of(x[:1], v[:1]).merge(OutputState.of(x[1:], v[1:]))
-    >>> whole.output(), halves.output()
-    (tensor([2.1014]), tensor([2.1014]))
+    Examples:
+        >>> x, v = torch.tensor([1.0, 5.0, 3.0]), torch.tensor([[1.0], [2.0], [3.0]])
+        >>> whole = OutputState.of(x, v)
+        >>> halves = OutputState.of(x[:1], v[:1]).merge(OutputState.of(x[1:], v[1:]))
+        >>> whole.output(), halves.output()
+        (tensor([2.1014]), tensor([2.1014]))
     """
 
     m: Tensor
@@ -116,7 +117,7 @@ def merge(*states: State | OutputState) -> State | OutputState:
         TypeError: none is given, one is no state, or they are of two kinds.
         RuntimeError: they differ in shape, dtype or device.
 
-    Example:
+    Examples:
         >>> merge(State.of(torch.tensor([1.0, 5.0, 3.0])), State.of(torch.tensor([9.0, 2.0])))
         State(m=tensor(9.), d=tensor(1.0220))
     """
@@ -156,7 +157,7 @@ def merge_outputs(*pairs: tuple[Tensor, Tensor], base: Literal["e", "2"]) -> tup
         ValueError: base is neither "e" nor "2", or a pair is not of two.
         RuntimeError: shapes, dtypes or devices do not match.
 
-    Example:
+    Examples:
         >>> first = torch.tensor([1.0]), torch.tensor(8.0)
         >>> merge_outputs(first, (torch.tensor([-1.0]), torch.tensor(4.1)), base="e")
         (tensor([0.9603]), tensor(8.0200))

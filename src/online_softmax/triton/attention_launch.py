@@ -107,15 +107,9 @@ def forward(
     overlaps = plan.has_dependent_launch(arch) and not interpreted()
     names = {
         "out_ptr": o_parts, "lse_ptr": None, "m_ptr": m_parts, "d_ptr": d_parts,
-<<<<<<< ours
-        "sinks_ptr": None, "out_strides": (*strides(o_parts[0], given), o_parts.stride(0)),
-        "row_strides": (*strides(m_parts[0], given), m_parts.stride(0)), "parts": parts,
-        "part_keys": part_keys, "NAN_EMPTY": False, "IS_PART": True, "OVERLAPS": overlaps,
-=======
         "sinks_ptr": None, "out_strides": (*o_parts.stride()[1:4], o_parts.stride(0)),
         "row_strides": (*m_parts.stride()[1:4], m_parts.stride(0)), "parts": parts,
-        "part_keys": part_keys, "NAN_EMPTY": False, "IS_PART": True,
->>>>>>> theirs
+        "part_keys": part_keys, "NAN_EMPTY": False, "IS_PART": True, "OVERLAPS": overlaps,
     }  # fmt: skip
     fold = _forward(given, o, arch, True, names, tiles)
     names = {

@@ -1,0 +1,260 @@
+"""Puts build/docs together, which MkDocs makes the site of; mkdocs.yml runs this file as a hook.
+
+build/docs is docs/, contributing.md and changelog.md, and under source/ the files of the repository
+that pages link to: a link is written once, relative, as it works in the repository, and here turned
+to the copy.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+DOCS = "docs"
+RENAMED = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+LANGUAGES = ("zh",)  # beside English
+FENCE = {
+    ".cu": "cuda", ".cuh": "cuda", ".cpp": "cpp", ".h": "cpp", ".py": "python", ".sh": "bash",
+    ".toml": "toml", ".yml": "yaml",
+}  # fmt: skip
+RAW = (".json", ".jsonl", ".log", ".npy", ".png", ".svg")  # offered as they are
+UNSEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
+ALONE = "---\nhide: [navigation]\n---\n\n"  # a page whose section is itself
+ALONE_STEMS = ("docs/index", "docs/guide")
+TRACE = "lessons/trace.html"  # the interactive page, written by the command
+TRACE_SOURCE = "src/online_softmax/lab/web/trace.html"
+TRACE_MARK = "<!-- trace -->"
+TRACE_WORDS = {"": "Open it in a window of its own", "zh": "在单独的窗口中打开"}
+
+LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\]\()([^)\s]+)(\))")
+LOADED = re.compile(
+    r"<(?:script|img|iframe|source|video|audio|embed|object)\b[^>]*?(?:src|data)=[\"']?"
+    r"((?:https?:)?//[^\"'\s>]+)"
+    r"|<link\b(?=[^>]*rel=[\"']?(?:stylesheet|preconnect|preload|icon|manifest))"
+    r"[^>]*?href=[\"']?((?:https?:)?//[^\"'\s>]+)"
+)
+IMPORTED = re.compile(r"(?:@import\s*|url\()\s*[\"']?((?:https?:)?//[^\"'\s)]+)")
+
+
+# ---- the text of one page
+
+
+def prose(text: str, change: Callable[[str], str]) -> str:
+    """The text with `change` applied to each line outside fenced code."""
+    out, fence = [], ""
+    for line in text.split("\n"):
+        mark = re.match(r"\s*(`{3,}|~{3,})", line)
+        if mark and not fence:
+            fence = mark[1]
+        elif mark and line.strip() == fence:
+            fence = ""
+        elif not fence:
+            line = change(line)
+        out.append(line)
+    return "\n".join(out)
+
+
+def targets(text: str) -> list[str]:
+    """Where the links of a page lead, those of other sites left out."""
+    found: list[str] = []
+
+    def keep(line: str) -> str:
+        found.extend(match[2] for match in LINK.finditer(line))
+        return line
+
+    prose(text, keep)
+    return [target for target in found if not re.match(r"[a-z]+:|#|//", target)]
+
+
+def without_switch(text: str, path: str) -> str:
+    """A page without the line that leads to itself in the other language: the site has a switch."""
+    stem = re.sub(r"\.(?:zh\.)?md$", "", posixpath.basename(path))
+    own = {f"{stem}.md", *(f"{stem}.{language}.md" for language in LANGUAGES)}
+    other = own - {posixpath.basename(path)}
+
+    def change(line: str) -> str:
+        links = {match[2] for match in LINK.finditer(line)}
+        return "" if links and links <= other and len(line) < 200 else line
+
+    return prose(text, change)
+
+
+def with_details(text: str) -> str:
+    """A page whose shut parts are Markdown to the site's parser, as they are to GitHub's."""
+    return prose(text, lambda line: '<details markdown="1">' if line == "<details>" else line)
+
+
+# ---- where a file of the repository is in the site
+
+
+def place(path: str) -> str:
+    """Where a file of the repository goes below build/docs; both relative, with slashes."""
+    if path.startswith(f"{DOCS}/"):
+        return path.removeprefix(f"{DOCS}/")
+    if path in RENAMED:
+        return RENAMED[path]
+    if path.endswith((".md", *RAW)):
+        return f"source/{path}"
+    folder, name = posixpath.split(path)
+    return posixpath.join("source", folder, name.replace(".", "-") + ".md")  # .py is no language
+
+
+def resolve(target: str, page: str) -> str:
+    """The file of the repository that a link of a page leads to: "" if there is none."""
+    path = posixpath.normpath(posixpath.join(posixpath.dirname(page), target.partition("#")[0]))
+    if (ROOT / path).is_dir():
+        path = posixpath.join(path, "README.md")
+    return path if (ROOT / path).is_file() and not path.startswith("..") else ""
+
+
+def relink(text: str, page: str) -> str:
+    """The text of a page of the repository with its links as they are in the site."""
+    here = posixpath.dirname(place(page)) or "."
+
+    def turn(match: re.Match[str]) -> str:
+        if re.match(r"[a-z]+:|#|//", match[2]) or not (path := resolve(match[2], page)):
+            return match[0]
+        _, mark, name = match[2].partition("#")
+        to = posixpath.relpath(place(path), here)
+        for language in LANGUAGES:  # MkDocs takes the page of the language that is read
+            to = to.replace(f".{language}.md", ".md")
+        return f"{match[1]}{to}{mark}{name}{match[3]}"
+
+    return prose(text, lambda line: LINK.sub(turn, line))
+
+
+def page_of(path: str) -> str:
+    """The page that a file of the repository becomes."""
+    text = (ROOT / path).read_text()
+    if not path.endswith(".md"):
+        fence = "`" * max(3, *(len(run) + 1 for run in ["", *re.findall(r"`+", text)]))
+        language = FENCE.get(posixpath.splitext(path)[1], "text")
+        name = posixpath.basename(path)
+        return f"{UNSEARCHED}# `{name}`\n\n`{path}`\n\n{fence}{language}\n{text}{fence}\n"
+    text = with_details(with_trace(relink(without_switch(text, path), path), path))
+    is_alone = re.sub(r"(\.zh)?\.md$", "", path) in ALONE_STEMS
+    return (UNSEARCHED if place(path).startswith("source/") else ALONE if is_alone else "") + text
+
+
+# ---- all of it
+
+
+def files() -> list[str]:
+    """The repository's files that are in the site: docs/, and all that is linked from there on."""
+    shown = sorted(
+        p.relative_to(ROOT).as_posix()
+        for p in (ROOT / DOCS).rglob("*")
+        if p.is_file() and p.suffix in (".md", ".css", ".js", *RAW)
+    )
+    todo = [*shown, *RENAMED]
+    found = dict.fromkeys(todo)
+    while todo:
+        page = todo.pop()
+        if not page.endswith(".md"):
+            continue
+        for target in targets((ROOT / page).read_text()):
+            path = resolve(target, page)
+            if path and path not in found:
+                found[path] = None
+                todo.append(path)
+    return list(found)
+
+
+def write(path: Path, data: bytes) -> None:
+    """Write a file that is not so already: `mkdocs serve` watches the folder."""
+    if not path.is_file() or path.read_bytes() != data:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+
+def with_trace(text: str, path: str) -> str:
+    """The page of the recurrence with the interactive one in it, if this checkout has that."""
+    if TRACE_MARK not in text:
+        return text
+    language = next((name for name in LANGUAGES if path.endswith(f".{name}.md")), "")
+    name = posixpath.basename(TRACE)
+    # MkDocs turns the link to where the file is; an iframe it leaves alone.
+    source = f"../../{TRACE}" if language else name
+    spoken = f"#lang={language or 'en'}"
+    frame = f'<iframe class="trace" src="{source}{spoken}" title="trace" loading="lazy"></iframe>'
+    link = f"[{TRACE_WORDS[language]}]({name}{spoken}){{ .md-button }}"
+    return text.replace(TRACE_MARK, f"{frame}\n\n{link}" if has_trace() else "")
+
+
+def has_trace() -> bool:
+    return (ROOT / TRACE_SOURCE).is_file()
+
+
+def write_trace(path: Path) -> bool:
+    """Write the interactive page of the recurrence by the command, if this checkout has it."""
+    if not has_trace():
+        return False
+    fresh = path.with_suffix(".new.html")
+    fresh.unlink(missing_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "online_softmax", "trace"]
+    command += ["1", "5", "3", "9", "2", "--block", "3", "--html", str(fresh)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}: {done.stderr}")
+    write(path, fresh.read_bytes())
+    fresh.unlink()
+    return True
+
+
+def assemble(to: Path) -> None:
+    """Write the whole folder, and remove what no longer belongs there."""
+    kept = set()
+    for path in files():
+        is_page = path.endswith(".md") or place(path).startswith("source/")
+        is_raw = path.endswith(RAW)
+        data = page_of(path).encode() if is_page and not is_raw else (ROOT / path).read_bytes()
+        write(to / place(path), data)
+        kept.add(to / place(path))
+    if write_trace(to / TRACE):
+        kept.add(to / TRACE)
+    for path in to.rglob("*"):
+        if path.is_file() and path not in kept:
+            path.unlink()
+
+
+# ---- what MkDocs calls
+
+
+def on_config(config: Any) -> None:
+    assemble(Path(config.docs_dir))
+
+
+def foreign(name: str, text: str) -> list[str]:
+    """What a page or style sheet would load from elsewhere, without a click."""
+    pattern = IMPORTED if name.endswith(".css") else LOADED
+    return [next(filter(None, match.groups())) for match in pattern.finditer(text)]
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """A page without the head's links to its translations: the theme looks for a sitemap at each,
+    beside every page; the switch of languages has links of its own."""
+    return re.sub(r"<link\b[^>]*\brel=\"?alternate\b[^>]*>", "", output)
+
+
+def unparsed(text: str) -> list[str]:
+    """Tables that stayed Markdown."""
+    return re.findall(r"^\|[ :]*---.*$", text, re.MULTILINE)
+
+
+def on_post_build(config: Any) -> None:
+    """Refuse a site that needs a network, or shows Markdown."""
+    for path in sorted(Path(config.site_dir).rglob("*")):
+        if path.suffix not in (".html", ".css"):
+            continue
+        text = path.read_text()
+        if found := foreign(path.name, text):
+            raise SystemExit(f"{path}: loads {', '.join(found)}; the site must need no network")
+        if path.suffix == ".html" and (found := unparsed(text)):
+            raise SystemExit(f"{path}: a table that is none: {found[0]}")

@@ -1,0 +1,219 @@
+"""Pages: their examples run, their links lead somewhere; the site stands alone.
+
+docs/assemble.py puts the site together. That translations keep up: test_chinese.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import http.server
+import importlib.util
+import io
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from browser_kit import open_page, overflows
+from house import ROOT
+from pages_kit import anchors
+
+_spec = importlib.util.spec_from_file_location("assemble", ROOT / "docs" / "assemble.py")
+assemble = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(assemble)
+
+PAGES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+)
+RUN = ["docs/guide.md", "docs/index.md", "docs/semantics.md"]
+PRINTED = re.compile(r"^(print\(.*\))  # (.*)$", re.MULTILINE)
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def text_of(page: str) -> str:
+    return (ROOT / page).read_text()
+
+
+# ---- what pages show
+
+
+def run_page(text: str) -> list[str]:
+    """Run a page's Python blocks in order; what is printed otherwise than the page says."""
+    names: dict[str, object] = {"__name__": "page"}
+    wrong = []
+    for language, block in FENCED.findall(text):
+        if language != "python":
+            continue
+        wanted = [said for _, said in PRINTED.findall(block)]
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(block, "page", "exec"), names)
+        got = printed.getvalue().splitlines()
+        if got != wanted:
+            wrong.append(f"{got} is printed, {wanted} was said")
+    return wrong
+
+
+def test_what_a_page_says_wrong_is_seen():
+    assert run_page("```python\nprint(1)  # 2\n```\n") == ["['1'] is printed, ['2'] was said"]
+    assert run_page("```python\na = 1\n```\ntext\n```python\nprint(a + 1)  # 2\n```\n") == []
+    with pytest.raises(AssertionError):
+        run_page("```python\nassert 1 == 2\n```\n")
+
+
+@pytest.mark.parametrize("page", RUN)
+def test_examples_run(page: str, monkeypatch: pytest.MonkeyPatch):
+    if not torch.cuda.is_available():  # the graph is captured whole; Inductor's compiler stays out
+        monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    assert run_page(text_of(page)) == []
+
+
+@pytest.mark.parametrize("page", RUN)
+def test_a_translation_says_what_is_printed(page: str):
+    """Its code is the same but for comments: test_chinese.py."""
+    own = PRINTED.findall(text_of(page.replace(".md", ".zh.md")))
+    assert own == PRINTED.findall(text_of(page))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+@pytest.mark.parametrize("page", RUN)
+def test_examples_run_on_a_gpu(page: str):
+    assert run_page(text_of(page)) == []
+
+
+# ---- where links lead
+
+
+def dead_links(page: str, text: str) -> list[str]:
+    """Links of a page's text to files that are not there; anchors are test_chinese.py's."""
+    folder = (ROOT / page).parent
+    return [
+        target
+        for target in assemble.targets(text)
+        if not assemble.resolve(target, page) and not (folder / target).is_dir()
+    ]
+
+
+def test_a_dead_link_is_seen():
+    page = "[a](guide.md) [b](none.md) [c](guide.md#install) [`e[0]`](no.md) [f](lessons)"
+    page += "\n```\n[g](none.md)\n```\n[h](https://example.org) ![i](none.png) [j](#x)"
+    assert dead_links("docs/x.md", page) == ["none.md", "no.md", "none.png"]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str):
+    assert dead_links(page, text_of(page)) == []
+
+
+def test_every_page_is_in_the_navigation():
+    nav = re.findall(r"(\S+\.md)$", text_of("mkdocs.yml").partition("\nnav:")[2], re.MULTILINE)
+    pages = {page.removeprefix("docs/") for page in PAGES if page.startswith("docs/")}
+    pages = {page for page in pages if not page.endswith(".zh.md")}
+    assert sorted(nav) == sorted({*pages, *assemble.RENAMED.values()})
+
+
+# ---- how the site is put together
+
+
+def test_links_are_turned_to_the_copies():
+    text = "[a](../src/online_softmax/plan.py) [b](guide.zh.md#x) ![c](ladder.png) [d](#e)\n"
+    text += "[f](../CONTRIBUTING.md#style) [g](https://example.org) [h](../benchmarks/results/h200)"
+    assert assemble.relink(text, "docs/api.md") == (
+        "[a](source/src/online_softmax/plan-py.md) [b](guide.md#x) ![c](ladder.png) [d](#e)\n"
+        "[f](contributing.md#style) [g](https://example.org) "
+        "[h](source/benchmarks/results/h200/README.md)"
+    )
+    assert assemble.relink("[a](docs/guide.md)", "CHANGELOG.md") == "[a](guide.md)"
+    assert assemble.relink("[a](../choosing.md)", "docs/lessons/safe.md") == "[a](../choosing.md)"
+    code = "```\n[a](../README.md)\n```"
+    assert assemble.relink(code, "docs/api.md") == code
+
+
+def test_the_line_that_switches_the_language_is_left_out():
+    text = "# A\n\n[中文](a.zh.md)\n\nSee [b](b.md) and [中文](a.zh.md).\n"
+    assert assemble.without_switch(text, "docs/a.md") == text.replace("[中文](a.zh.md)\n", "\n", 1)
+    assert assemble.without_switch("[English](a.md)", "docs/a.zh.md") == ""
+    assert assemble.without_switch("[a](a.md#b)", "docs/a.md") == "[a](a.md#b)"
+
+
+def test_anchors_are_those_of_the_site():
+    slugs = pytest.importorskip("pymdownx.slugs")
+    for heading in ("A result of your own: out=", "Which kernel, and why", "空行 1 · a_b-c"):
+        assert slugs.slugify(case="lower")(heading, "-") in anchors(f"# {heading}")
+
+
+def test_the_interactive_page_is_shown_where_there_is_one(monkeypatch: pytest.MonkeyPatch):
+    text, page = "a\n\n<!-- trace -->\n", "docs/lessons/recurrence.md"
+    monkeypatch.setattr(assemble, "has_trace", lambda: False)
+    assert assemble.with_trace(text, page) == "a\n\n\n"
+    monkeypatch.setattr(assemble, "has_trace", lambda: True)
+    assert 'src="trace.html#lang=en"' in assemble.with_trace(text, page)
+    said = assemble.with_trace(text, page.replace(".md", ".zh.md"))
+    assert 'src="../../lessons/trace.html#lang=zh"' in said
+    assert "](trace.html#lang=zh)" in said
+
+
+def test_what_is_shut_is_markdown_too():
+    text = "<details>\n<summary>a</summary>\n\n| a |\n| --- |\n\n</details>\n```\n<details>\n```"
+    assert assemble.with_details(text) == text.replace("<details>", '<details markdown="1">', 1)
+    assert assemble.unparsed("<p>\n| a | b |\n| --- | ---: |\n") == ["| --- | ---: |"]
+    assert assemble.unparsed("<table><tr><td>---</td></tr></table>\n<code>| --- |</code>") == []
+
+
+def test_what_a_page_loads_from_elsewhere_is_seen():
+    page = '<script src="https://a/x.js"></script><link rel="stylesheet" href="//b/c.css">'
+    page += (
+        '<a href="https://fine">x</a><img src="here.png"><link rel="canonical" href="https://f">'
+    )
+    assert assemble.foreign("x.html", page) == ["https://a/x.js", "//b/c.css"]
+    style = '@import "https://d/e.css"; a { background: url(//f/g.png) url(h.png) }'
+    assert assemble.foreign("x.css", style) == ["https://d/e.css", "//f/g.png"]
+
+
+# ---- the site
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[str]:
+    handler = functools.partial(_Quiet, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_the_site_stands_alone_and_is_found_through(tmp_path: Path):
+    """Built strictly; no error in the console, no request elsewhere, no page wider than a phone."""
+    pytest.importorskip("mkdocs", reason="mkdocs is missing: the extra docs brings it")
+    (ROOT / "build" / "docs").mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path)]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    with served(tmp_path) as base:
+        pages = ("index", "lessons/index", "reference/rows", "performance", "zh/guide")
+        for page in pages:
+            with open_page(f"{base}/{page}.html", 390, "dark", origin=base) as shown:
+                assert overflows(shown) == [], page
+        with open_page(f"{base}/guide.html", origin=base) as page:
+            page.locator(".md-header .md-select__link[hreflang=zh]").evaluate("e => e.click()")
+            page.wait_for_url(f"{base}/zh/guide.html")
+            page.get_by_role("heading", name="掩码与空行").wait_for()
+            search = page.locator("input.md-search__input")
+            search.click()
+            search.fill("合并状态")
+            search.press("End")  # the theme waits for a key
+            found = page.locator(".md-search-result__link", has_text="解码")
+            found.first.wait_for()
