@@ -7,7 +7,7 @@ import torch
 
 from attention_kit import CASES, INF, PLAIN, WORDS, Inputs, inputs, upstream
 from attention_triton_kit import F16, F32, SMALL, backward, check, forward, near
-from online_softmax import attention, attention_state
+from online_softmax import attention, attention_state, attentionplan
 from online_softmax.attentionplan import Options, part_keys
 from online_softmax.reference import attention as reference
 from online_softmax.reference import packed as packed_reference
@@ -20,7 +20,7 @@ close = torch.testing.assert_close
 
 
 @devices
-@pytest.mark.parametrize("k_len", [40, 300])
+@pytest.mark.parametrize("k_len", [40, 600])
 def test_states(device: str, k_len: int) -> None:
     """Of few keys in one part, and of many in two; natural units, out in float32."""
     o, shapes = CASES["all"]
@@ -28,7 +28,7 @@ def test_states(device: str, k_len: int) -> None:
     given = given._replace(sinks=None).cast(F16, device)
     got = forward(given, o._replace(left=-1), with_state=True)
     want = reference.forward(*given, o._replace(left=-1), keeps_float=True)
-    assert len(got.launches) == (1 if k_len < 256 else 2)
+    assert len(got.launches) == (1 if k_len <= part_keys(k_len) else 2)
     assert got.out.dtype == F32
     near(got.out, want.out, 2e-3)
     for name in ("lse", "m", "d"):
@@ -42,11 +42,26 @@ def test_parts_of_the_keys(device: str, name: str, q_len: int) -> None:
     o = CASES[name][0]
     if name == "window":
         o = o._replace(left=300, right=0)
-    shapes = {"batch": 2, "heads": 3, "kv_heads": 1, "q_len": q_len, "k_len": 600, "dim": 8}
+    shapes = {"batch": 2, "heads": 3, "kv_heads": 1, "q_len": q_len, "k_len": 1300, "dim": 8}
     given = inputs(**shapes, sinks=name == "nan").cast(F32, device)
-    assert -(-600 // part_keys(600)) == 3
+    assert -(-1300 // part_keys(1300)) == 3
     assert len(forward(given, o, None).launches) == 2
     check(given, o, None, gradients=False)
+
+
+@devices
+def test_many_parts_are_merged_in_pieces(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the output; the first piece's program has the lse and the state."""
+    monkeypatch.setattr(attentionplan, "part_keys", lambda k_len: 64)
+    given = inputs(1, 2, 1, 1, 2200, 64).cast(F16, device)
+    o = CASES["plain"][0]
+    got = forward(given, o, with_state=True)
+    merge = got.launches[1]
+    assert (merge.arguments["parts"], merge.programs) == (35, 2 * 2)
+    want = reference.forward(*given, o, keeps_float=True)
+    near(got.out, want.out, 2e-3)
+    for name in ("lse", "m", "d"):
+        near(getattr(got, name), getattr(want, name), 2e-5)
 
 
 @devices

@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import threading
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,7 +47,8 @@ def text_of(page: str) -> str:
 
 def run_page(text: str) -> list[str]:
     """Run a page's Python blocks in order; what is printed otherwise than the page says."""
-    names: dict[str, object] = {"__name__": "page"}
+    module = sys.modules["page"] = types.ModuleType("page")  # where torch.compile looks for names
+    names = vars(module)
     wrong = []
     for language, block in FENCED.findall(text):
         if language != "python":

@@ -81,10 +81,12 @@ _WIDE = {
 }
 _WIDE["bias"] = _WIDE["by_queries"]
 
-# Keys of a part, by the most keys: short enough that one sequence of 8 heads makes a block for
-# each multiprocessor from 4,096 keys on, and never more than 128 parts to merge.
-_PART_KEYS = ((8192, 256), (65536, 512))
-MAX_PARTS = 128
+# Keys of a part, by the most keys, of what one, 8 and 64 sequences of 8 heads take on an H200
+# (bfloat16, 128 dims): shorter parts start on more multiprocessors, longer ones have less to merge
+# and tiles under way for more of the time. Never more than 512 parts.
+_PART_KEYS = ((8192, 512), (524288, 1024))
+MAX_PARTS = 512
+_PIECE_DIM, _FEW_PARTS = 32, 32  # many parts of a query are merged by programs with so many dims
 
 
 def tiles(kernel: str, arch: str, item_bytes: int, dim: int) -> Tiles:
@@ -124,12 +126,21 @@ def part_keys(k_len: int) -> int:
     """Keys of each part that a short row of queries is cut into, by the number of keys alone.
 
     >>> [(n, -(-n // part_keys(n))) for n in (256, 4096, 65536, 1 << 20)]
-    [(256, 1), (4096, 16), (65536, 128), (1048576, 128)]
+    [(256, 1), (4096, 8), (65536, 64), (1048576, 512)]
     """
     for limit, keys in _PART_KEYS:
         if k_len <= limit:
             return keys
     return next_power_of_two(ceil_div(k_len, MAX_PARTS))
+
+
+def merge_pieces(parts: int, dim: int) -> int:
+    """Programs that merge the parts of one query, each a piece of its padded output.
+
+    >>> merge_pieces(8, 128), merge_pieces(512, 128), merge_pieces(512, 16)
+    (1, 4, 1)
+    """
+    return 1 if parts <= _FEW_PARTS else max(dim // _PIECE_DIM, 1)
 
 
 def decode(item_bytes: int, dim: int, rows: int) -> Tiles:

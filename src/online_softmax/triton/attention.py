@@ -28,7 +28,7 @@ from online_softmax.triton.tiles import (
     tile_range,
 )
 
-MERGED_AT_ONCE = tl.constexpr(16)  # parts whose outputs a program holds together
+MERGED_AT_ONCE = tl.constexpr(64)  # parts at most, whose outputs a program holds together
 
 
 @triton.jit(do_not_specialize=["q_len", "k_len", "blocks", "parts", "part_keys", "left", "right"])
@@ -81,8 +81,6 @@ def forward(
 
     One exponential a score, one a row and tile; tiles that all queries see whole have no mask.
     """
-    if OVERLAPS:
-        gdc_launch_dependents()
     pid = tl.program_id(0)
     part = pid % parts
     pid //= parts
@@ -136,6 +134,8 @@ def forward(
                 v = load_tile(v_tile, at_v, is_key, VALUE_DIM, BLOCK_VALUE, WIDEN)
                 o = add_product(o * w[:, None], p.to(v.dtype), v)
 
+    if OVERLAPS:  # not before: what waits would take room from tiles that do not
+        gdc_launch_dependents()
     at = offsets(row_strides, batch, head, q_start + query) + part * row_strides[3]
     at_out = offsets(out_strides, batch, head, q_start + query) + part * out_strides[3]
     if IS_PART:
@@ -178,21 +178,25 @@ def merge_parts(
     OVERLAPS: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     BLOCK_VALUE: tl.constexpr,
+    PIECES: tl.constexpr,  # programs a query, each with as many elements of BLOCK_VALUE
     PARTS: tl.constexpr,  # the power of two that holds them, 2 or more
 ) -> None:
-    """The states of one query over all parts of the keys, merged: reads them once."""
+    """The states of one query over all parts of the keys, merged: a piece of its output, and of
+    the first piece's program the rest. Reads o once."""
     if OVERLAPS:
         gdc_wait()
-    row = tl.program_id(0)
+    row, piece = tl.program_id(0) // PIECES, tl.program_id(0) % PIECES
+    PIECE: tl.constexpr = BLOCK_VALUE // PIECES
+    AT_ONCE: tl.constexpr = min(PARTS, MERGED_AT_ONCE)
     part = tl.arange(0, PARTS)
     at = part.to(tl.int64) * rows + row
     m_part = tl.load(m_parts_ptr + at, mask=part < parts, other=-INF)
     d_part = tl.load(d_parts_ptr + at, mask=part < parts, other=0.0)
     m, d = merge_lanes(m_part, d_part, PARTS, True)
-    dim = tl.arange(0, BLOCK_VALUE)
-    o = tl.zeros((BLOCK_VALUE,), tl.float32)
-    for first in range(0, parts, MERGED_AT_ONCE):
-        some = first + tl.arange(0, MERGED_AT_ONCE)
+    dim = piece * PIECE + tl.arange(0, PIECE)
+    o = tl.zeros((PIECE,), tl.float32)
+    for first in range(0, parts, AT_ONCE):
+        some = first + tl.arange(0, AT_ONCE)
         at_some = some.to(tl.int64) * rows + row
         w = weight(tl.load(m_parts_ptr + at_some, mask=some < parts, other=-INF), m, True)
         is_there = (some < parts)[:, None] & (dim < VALUE_DIM)[None, :]
@@ -210,7 +214,8 @@ def merge_parts(
     batch = (row // q_len // heads).to(tl.int64)
     at_out = offsets(out_strides, batch, head, row % q_len)
     tl.store(out_ptr + at_out + dim, out, mask=dim < VALUE_DIM)
-    tl.store(lse_ptr + row, lse)
-    if m_ptr is not None:
-        tl.store(m_ptr + row, m * LN_2)
-        tl.store(d_ptr + row, d)
+    if piece == 0:
+        tl.store(lse_ptr + row, lse)
+        if m_ptr is not None:
+            tl.store(m_ptr + row, m * LN_2)
+            tl.store(d_ptr + row, d)

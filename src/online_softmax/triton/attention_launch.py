@@ -104,6 +104,7 @@ def forward(
         return Results(out, lse, m, d, [_forward(given, o, arch, is_short, names, tiles)], own)
     rows = math.prod(q.shape[:3])
     o_parts, m_parts, d_parts = _parts(own, parts, out.shape)
+    pieces = plan.merge_pieces(parts, padded(value_dim))
     overlaps = plan.has_dependent_launch(arch) and not interpreted()
     names = {
         "out_ptr": o_parts, "lse_ptr": None, "m_ptr": m_parts, "d_ptr": d_parts,
@@ -117,9 +118,9 @@ def forward(
         "lse_ptr": lse, "m_ptr": m, "d_ptr": d, "sinks_ptr": given.sinks,
         "out_strides": out.stride()[:3], "q_len": q_len, "heads": q.shape[1], "rows": rows,
         "parts": parts, "NAN_EMPTY": o.nan_empty, "OVERLAPS": overlaps, "VALUE_DIM": value_dim,
-        "BLOCK_VALUE": padded(value_dim), "PARTS": next_power_of_two(parts),
+        "BLOCK_VALUE": padded(value_dim), "PARTS": next_power_of_two(parts), "PIECES": pieces,
     }  # fmt: skip
-    merge = Launch(attention.merge_parts, rows, names, MERGE_WARPS, 1, overlaps)
+    merge = Launch(attention.merge_parts, rows * pieces, names, MERGE_WARPS, 1, overlaps)
     return Results(out, lse, m, d, [fold, merge], own)
 
 
