@@ -68,7 +68,7 @@ CALLS: dict[str, tuple[Callable[[], list[Tensor]], Callable[..., Any]]] = {
     "odd": (lambda: tokens(7, 13, 17), lambda *t: attention(*t, return_lse=True)),
     "one part": (lambda: tokens(1, 40), lambda *t: attention(*t, causal=True)),
     "parts": (lambda: tokens(1, 600, 33), lambda *t: attention(*t, return_lse=True)),
-    "parts of a state": (lambda: tokens(3, 600), attention_state),
+    "parts of a state": (lambda: tokens(3, 1300), attention_state),
     "packed": (packed, lambda *t: attention_varlen(*t, 8, 9, causal=True, return_lse=True)),
 }
 

@@ -1,4 +1,4 @@
-"""The command `online-softmax`: ladder, bench, trace, explain, info.
+"""The command `online-softmax`: ladder, bench, report, trace, explain, info.
 
 Results go to standard output, all else to standard error. Exit codes: 0 all right, 1 a kernel gave
 a wrong result, 2 the command or its input is wrong, or nothing can run. Imports that cost time
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from online_softmax.lab import benchcli, benchoptions, options, tracecli
+from online_softmax.lab import benchcli, benchoptions, options, reportcli, tracecli
 from online_softmax.lab.usage import USAGE, Group
 
 if TYPE_CHECKING:
@@ -69,6 +69,10 @@ def start(context: typer.Context, version: options.Version = False) -> None:
 
 app.command(help=benchoptions.HELP, short_help="How fast, beside rivals and the card's limit?")(
     benchcli.bench
+)
+
+app.command(help=reportcli.HELP, short_help="One page of what was measured; no GPU needed.")(
+    reportcli.report
 )
 
 
