@@ -243,7 +243,7 @@ def test_ascii_terminal():
     assert done.stdout.isascii()
 
 
-@pytest.mark.parametrize("command", ["", "ladder", "trace", "explain", "info"])
+@pytest.mark.parametrize("command", ["", "ladder", "profile", "check", "trace", "explain", "info"])
 def test_help_reads_well(monkeypatch: pytest.MonkeyPatch, command: str):
     monkeypatch.setenv("COLUMNS", "80")
     page = run(*command.split(), "--help")

@@ -108,9 +108,8 @@ def _of_loss(problem: Problem) -> list[str]:
 
 
 def _unmeasured(problem: Problem) -> list[str]:
-    if problem.facts.measured:
-        return []
-    return [f"  nobody has measured {problem.arch} yet: chosen from its datasheet facts"]
+    said = plan.unmeasured(problem.arch)
+    return [f"  {said}"] if said else []
 
 
 def _few(problem: Problem) -> str:

@@ -62,6 +62,19 @@ class Numbers:
     tile: int = 0  # Triton: columns a step
 
 
+def unmeasured(arch: str) -> str:
+    """That nobody has measured an architecture yet, a sentence; "": somebody has.
+
+    >>> unmeasured("sm_90a"), unmeasured("sm_80")
+    ('', 'nobody has measured sm_80 yet: chosen from its datasheet facts')
+    """
+    facts = Problem(0, 0, arch=arch).facts
+    if facts.measured:
+        return ""
+    whose = "its datasheet facts" if arch in ARCHES else f"the facts of {DEFAULT_ARCH}"
+    return f"nobody has measured {arch} yet: chosen from {whose}"
+
+
 def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 

@@ -111,12 +111,22 @@ def names(text: str | None) -> list[str]:
     >>> names("v3,triton")
     ['v3_register_cache', 'triton_two_pass', 'triton_online']
     """
-    there = ", ".join(ladder.NAMES)
+    return starts("--only", text, ladder.NAMES)
+
+
+def starts(option: str, text: str | None, known: Sequence[str]) -> list[str]:
+    """Some of the known names, by how they start; a whole name is that one alone.
+
+    >>> starts("--only", "softmax", ("softmax", "softmax_backward"))
+    ['softmax']
+    """
+    there = ", ".join(known)
     found: list[str] = []
-    for start in _listed("--only", text, f"the start of a name, or several; there are {there}"):
-        matching = [name for name in ladder.NAMES if name.startswith(start.lower())]
+    for start in _listed(option, text, f"the start of a name, or several; there are {there}"):
+        word = start.lower()
+        matching = [word] if word in known else [n for n in known if n.startswith(word)]
         if not matching:
-            raise BadInput(f"--only {shown(start)}: no name starts so; there are {there}")
+            raise BadInput(f"{option} {shown(start)}: no name starts so; there are {there}")
         found += matching
     return list(dict.fromkeys(found))
 

@@ -21,6 +21,7 @@ WORDS = {
     "rows x cols": "行 x 列",
     "copy": "拷贝",
     "threads a block": "每块线程数",
+    "predicted reads": "预测的读",
     "loads from L1": "从 L1 读",
     "reads from L2": "从 L2 读",
     "reads from DRAM": "从 DRAM 读",
@@ -68,8 +69,10 @@ SENTENCES = {
     r"(.+), cold L2; GB/s counts one read and one write\.":
         r"\1，冷 L2；GB/s 按读一次、写一次计。",
     r"Bytes per element, (.+?), (NVIDIA .+); caches emptied before each kernel, planned block "
-    r"sizes\. An element is 4 bytes\.":
-        r"每元素字节数，\1，\2；每个 kernel 运行前清空缓存，线程块大小按规划。一个元素 4 字节。",
+    r"sizes\. An element is (\d) bytes; the prediction is reads that the algorithm has, times "
+    r"that\.":
+        r"每元素字节数，\1，\2；每个 kernel 运行前清空缓存，线程块大小按规划。一个元素 \3 字节；"
+        r"预测值是算法读的次数乘以这个字节数。",
     r"TFLOP/s, bfloat16, one sequence of 16,384 tokens and 2,048 features; half the products "
     r"count where causal, 2\.5 times as many in a backward\. (.+), (\S+), commit (\w+), torch "
     r"(\S+), Triton (\S+); contenders interleaved, median of three rounds\.":

@@ -1,4 +1,4 @@
-"""The command `online-softmax`: ladder, bench, report, trace, explain, info.
+"""The command `online-softmax`: ladder, bench, profile, check, report, trace, explain, info.
 
 Results go to standard output, all else to standard error. Exit codes: 0 all right, 1 a kernel gave
 a wrong result, 2 the command or its input is wrong, or nothing can run. Imports that cost time
@@ -11,14 +11,20 @@ import io
 import json
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from online_softmax.lab import benchcli, benchoptions, options, reportcli, tracecli
+from online_softmax.lab import (
+    benchcli,
+    benchoptions,
+    checkcli,
+    options,
+    profilecli,
+    reportcli,
+    tracecli,
+)
 from online_softmax.lab.usage import USAGE, Group
 
 if TYPE_CHECKING:
@@ -73,6 +79,14 @@ app.command(help=benchoptions.HELP, short_help="How fast, beside rivals and the 
 
 app.command(help=reportcli.HELP, short_help="One page of what was measured; no GPU needed.")(
     reportcli.report
+)
+
+
+app.command(help=checkcli.HELP, short_help="Is everything right here? A page to report with.")(
+    checkcli.check
+)
+app.command(help=profilecli.HELP, short_help="What the GPU's own counters say of each kernel.")(
+    profilecli.profile
 )
 
 
@@ -205,31 +219,14 @@ def info(as_json: options.Json = False) -> None:
 
 
 def _climb(matrix: Matrix, wanted: dict[str, Any], is_shown: bool) -> Run:
-    from online_softmax.lab import info, ladder, places
+    from online_softmax.lab import info, ladder, places, waiting
 
-    with _progress(is_shown) as progress:
+    with waiting.progress(is_shown) as progress:
         command = places.recorded(sys.argv[1:])
         run = ladder.climb(matrix, **wanted, command=command, progress=progress)
     if run.header.copy_gbs:
         info.remember_copy(run.header.device, run.header.copy_gbs)
     return run
-
-
-@contextmanager
-def _progress(is_shown: bool) -> Iterator[Callable[[str, int, int], None] | None]:
-    """A bar on standard error while a person waits; it leaves nothing behind."""
-    if not is_shown or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (BarColumn(24), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task("starting")
-        yield lambda text, done, total: bars.update(
-            task, description=text, completed=done, total=total
-        )
 
 
 def _read(path: Path) -> list[Run]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 
 from online_softmax.catalogue import KERNELS
+from online_softmax.lab import profilefile
 from online_softmax.lab.results import Result, Run
+from online_softmax.plan import ELEMENT_BYTES
 
 MAIN = ("float32", 32768, 4096)  # the cell of README's table and picture
 
@@ -128,19 +129,31 @@ def lesson_table(runs: list[Run], name: str) -> str:
     return table(head, rows) + f"\n\n{h.device}, cold L2; GB/s counts one read and one write."
 
 
-def traffic_table(path: Path) -> str:
-    """Bytes an element that each rung moves, by the GPU's counters (benchmarks/traffic.py)."""
-    stored = json.loads(path.read_text(encoding="utf-8"))
-    head = ("rung", "loads from L1", "reads from L2", "reads from DRAM", "writes to L2", "µs")
-    columns = ("l1_load", "l2_read", "dram_read", "l2_write")
-    rows = [
-        (f"`{name}`", *(_number(round(f[c], 1)) for c in columns), _us(f["time"]))
-        for name, f in stored["rungs"].items()
-    ]
-    size = f"{stored['rows']:,} x {stored['cols']:,} {stored['dtype']}"
-    gpu = stored["machine"]["gpu"]
+def traffic_table(folder: Path) -> str:
+    """Bytes an element that each rung moves, by the GPU's counters: a table for each run of
+    `profile` that a folder has, the smaller matrices first."""
+    paths = sorted(folder.glob("ncu-*.json*"))
+    runs = [run for path in paths for run in profilefile.read(path)]
+    runs.sort(key=lambda run: (run.header.dtype, run.header.rows * run.header.cols))
+    return "\n\n".join(map(_traffic, runs))
+
+
+def _traffic(run: profilefile.Profile) -> str:
+    head = ("rung", "predicted reads", "loads from L1", "reads from L2", "reads from DRAM",
+            "writes to L2", "µs")  # fmt: skip
+    h, item = run.header, ELEMENT_BYTES[run.header.dtype]
+    rows = []
+    for line in run.lines:
+        if not line.counters:
+            continue
+        predicted = None if line.reads_predicted is None else line.reads_predicted * item
+        moved = (line.counters.get(n) for n in ("l1_load", "l2_read", "dram_read", "l2_write"))
+        figures = [None if f is None else round(f, 1) for f in (predicted, *moved)]
+        us = _us(line.counters.get("time_us"))
+        rows.append((f"`{line.name}`", *map(_number, figures), us))
     note = (
-        f"Bytes per element, {size}, {gpu}; caches emptied before each kernel, planned block "
-        "sizes. An element is 4 bytes."
+        f"Bytes per element, {h.rows:,} x {h.cols:,} {h.dtype}, {h.device}; caches emptied before "
+        f"each kernel, planned block sizes. An element is {item} bytes; the prediction is reads "
+        "that the algorithm has, times that."
     )
     return table(head, rows) + "\n\n" + note

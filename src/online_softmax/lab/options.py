@@ -17,6 +17,7 @@ Start here:
   online-softmax trace 1 5 3 9 2       the two numbers that make it work
   online-softmax trace --attention     the same two, and attention's output
   online-softmax explain 4096 4096     which kernel to choose, and why
+  online-softmax check --quick         is everything right on this machine?
   online-softmax report --open         what an H200 measured, as a page
   online-softmax info                  what is installed, what is missing"""
 LADDER = """Run every rung of the ladder: is it right, what does it cost, how fast is it?

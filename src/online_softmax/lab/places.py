@@ -12,7 +12,7 @@ import typer
 from online_softmax.lab import inputs
 from online_softmax.lab.inputs import BadInput
 
-FILE_OPTIONS = ("--input", "--save", "--plot", "--from")
+FILE_OPTIONS = ("--input", "--save", "--plot", "--from", "--raw")
 
 
 def place(option: str, given: str) -> Path:

@@ -30,7 +30,7 @@ from online_softmax.lab.results import Run, read
 
 ROOT = Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "benchmarks" / "results" / "h200"
-TRAFFIC = RESULTS / "ncu-4096x4096-float32.json"
+TRAFFIC = RESULTS  # the runs of `profile` in it
 ATTENTION = RESULTS / "bench-attention.jsonl"
 README = ROOT / "README.md"
 CHINESE = ROOT / "README.zh.md"

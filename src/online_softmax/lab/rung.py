@@ -18,7 +18,7 @@ from torch import Tensor
 from online_softmax import catalogue, jit, plan
 from online_softmax.catalogue import KERNELS, Kernel
 from online_softmax.cuda import host
-from online_softmax.cuda.launch import RUNG
+from online_softmax.cuda.launch import RUNG, Launch
 from online_softmax.lab import info, judge
 from online_softmax.lab.results import Figures, Result
 from online_softmax.plan import Numbers, Problem
@@ -252,8 +252,13 @@ def _triton_figures(build: Build, taken: jit.Resources | str) -> Figures:
 def _cuda_figures(record: Kernel, setting: Setting, numbers: Numbers, arch: str) -> Figures:
     shape = setting.problem.rows, setting.problem.cols
     x = torch.empty(shape, dtype=setting.dtype, device="meta")  # launches are made without memory
+    return cuda_figures(catalogue.launches(record, x, x, numbers), arch)
+
+
+def cuda_figures(launches: Iterable[Launch], arch: str) -> Figures:
+    """What launches take on an architecture, the worst of each; raises jit.Unavailable."""
     found = []
-    for launch in catalogue.launches(record, x, x, numbers):
+    for launch in launches:
         taken = jit.resources(launch.file, launch.symbol, arch)
         occupancy = jit.occupancy(taken, plan.ARCHES[arch], launch.block, launch.shared_bytes)
         found.append((taken, taken.shared_bytes + launch.shared_bytes, occupancy))

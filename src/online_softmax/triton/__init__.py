@@ -126,6 +126,14 @@ def answer(figures: Callable[..., Any] | None = None) -> None:
 def _figures(
     kernel: str, dtype: str, arch: str, block: int, num_warps: int, emits: str, is_whole: bool
 ) -> dict[str, int] | str:
+    from online_softmax.triton import rows
+
+    source = source_of(kernel, dtype, block, emits, is_whole)
+    return built(source, kernel, arch, {"num_warps": num_warps, **rows.OPTIONS})
+
+
+def source_of(kernel: str, dtype: str, block: int, emits: str, is_whole: bool) -> Any:
+    """A kernel of rows.py as Triton takes it to compile; for a process that does not interpret."""
     from triton.compiler import ASTSource
 
     from online_softmax.triton import rows
@@ -141,8 +149,7 @@ def _figures(
         for i, n in enumerate(names)
         if n in aligned and n not in constants
     }
-    source = ASTSource(function, signature, constexprs=constants, attrs=attributes)
-    return built(source, kernel, arch, {"num_warps": num_warps, **rows.OPTIONS})
+    return ASTSource(function, signature, constexprs=constants, attrs=attributes)
 
 
 def built(source: Any, kernel: str, arch: str, options: dict[str, Any]) -> dict[str, int] | str:
