@@ -70,6 +70,7 @@ CALLS: dict[str, tuple[Callable[[], list[Tensor]], Callable[..., Any]]] = {
     "parts": (lambda: tokens(1, 600, 33), lambda *t: attention(*t, return_lse=True)),
     "parts of a state": (lambda: tokens(3, 1300), attention_state),
     "packed": (packed, lambda *t: attention_varlen(*t, 8, 9, causal=True, return_lse=True)),
+    "packed, parts": (packed, lambda *t: attention_varlen(*t, 8, 1200, return_lse=True)),
 }
 
 

@@ -128,6 +128,8 @@ LEVELS |= {
     "ceblocks": 5.6,
     "shardkernels": 5.7,
     "statskernels": 5.6,
+    "mergekernels": 5.6,
+    "explained": 5.9,
     "explanation": 6,
     "rowops": 6,
     "arguments": 6,
@@ -146,6 +148,7 @@ LEVELS |= {
     "losses": 8,
     "linear": 8.5,
     "stats": 8,
+    "merging": 8,
     "distributed": 8,
 }
 LEVELS |= {"nn": 9, "__init__": 10, "lab": 11}

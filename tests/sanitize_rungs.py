@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+import sanitize_attention
 from online_softmax import cekernels, cereduce, rowplan, shardkernels, statskernels
 from online_softmax.catalogue import KERNELS, problem_of
 from online_softmax.cuda import launch, outer_launch, row_launch
@@ -50,6 +51,9 @@ def main() -> int:
                         print(f"{record.name} {dtype} 3 x {cols} pad {pad}: {verdict.why}")
         print(f"{record.name}: done", flush=True)
     wrong += rows(generator) + lying(generator) + losses(generator) + stats(generator)
+    for name in (*sanitize_attention.merges(), *sanitize_attention.attention()):
+        wrong += 1
+        print(f"{name}: wrong")
     print(f"{wrong} wrong")
     return 1 if wrong else 0
 

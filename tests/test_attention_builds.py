@@ -24,6 +24,7 @@ BUILDS = [
     Build("backward", F32, "sm_90a", 64),
     Build("backward", BF16, "sm_80", 64, causal=False, is_packed=True),
     Build("forward", BF16, "sm_86", 64, is_packed=True),
+    Build("decode", BF16, "sm_90a", 128, is_packed=True),
 ]
 # Bytes of spilled registers that the tables have, the fastest tiles by the clock all the same; the
 # other kernels have none.

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from attention_kit import CASES, INF, PLAIN, WORDS, Inputs, inputs, upstream
 from attention_triton_kit import F16, F32, SMALL, backward, check, forward, near
 from online_softmax import attention, attention_state, attentionplan
-from online_softmax.attentionplan import Options, part_keys
+from online_softmax.attentionplan import PART_KEYS, Options, most_parts, part_keys
 from online_softmax.reference import attention as reference
 from online_softmax.reference import packed as packed_reference
 from online_softmax.reference.packed import Packed
+from online_softmax.triton.attention import own_part_keys
 from triton_kit import devices
 
 close = torch.testing.assert_close
@@ -116,17 +119,65 @@ def test_packed_sequences(device: str, o: Options) -> None:
 
 
 @devices
-def test_a_packed_sequence_has_the_same_bits_alone(device: str) -> None:
+@pytest.mark.parametrize("max_q", [16, 21])
+def test_a_packed_sequence_has_the_same_bits_alone(device: str, max_q: int) -> None:
+    """With the same max_q, whatever is beside it and whatever max_k is; keys in parts or not."""
     given, ends = packed(device, F16)
-    o = PLAIN._replace(right=0, max_q=21, max_k=35)
+    o = PLAIN._replace(right=0, max_q=max_q, max_k=35)
     whole = forward(given, o, SMALL, ends)
     for at_q, at_k in list(ends.slices())[2:4]:
         lens = (at_q.stop - at_q.start, at_k.stop - at_k.start)
         alone = Inputs(given.q[at_q], given.k[at_k], given.v[at_k], sinks=given.sinks)
         one = [torch.tensor([0, n], dtype=torch.int32, device=device) for n in lens]
-        got = forward(alone, o._replace(max_q=lens[0], max_k=lens[1]), SMALL, one)
-        assert torch.equal(got.out, whole.out[at_q])
-        assert torch.equal(got.lse, whole.lse[at_q])
+        for max_k in (lens[1], 600):
+            got = forward(alone, o._replace(max_k=max_k), SMALL, one)
+            assert len(got.launches) == (2 if max_k == 600 and max_q == 16 else 1)
+            assert torch.equal(got.out, whole.out[at_q])
+            assert torch.equal(got.lse, whole.lse[at_q])
+
+
+@devices
+def test_the_parts_of_a_packed_sequence(device: str) -> None:
+    """Long ones are cut by their own number of keys: right, and the same bits as alone, with any
+    max_k. Sequences without keys, without queries, and tokens of none."""
+    k_lens, q_lens = [600, 0, 1, 256, 530, 257], [1, 2, 3, 1, 0, 2]
+    ends = Packed(*(torch.tensor([0, *n], device=device).cumsum(0).int() for n in (q_lens, k_lens)))
+    generator = torch.Generator().manual_seed(2)
+    q = torch.randn(sum(q_lens) + 1, 4, 8, generator=generator)
+    k, v = (torch.randn(sum(k_lens) + 5, 2, n, generator=generator) for n in (8, 6))
+    q, k, v, sinks = (t.to(device, F32) for t in (q, k, v, torch.randn(4, generator=generator)))
+    given, o = Inputs(q, k, v, sinks=sinks), PLAIN._replace(right=0, left=400, max_q=3, max_k=600)
+    got = forward(given, o, None, ends, with_state=True)
+    assert len(got.launches) == 2
+    want = packed_reference.forward(q, k, v, sinks, ends, o, keeps_float=True)
+    for name in ("out", "lse", "m", "d"):
+        near(getattr(got, name), getattr(want, name), 2e-5)
+    for at_q, at_k in list(ends.slices())[::3]:
+        alone = Inputs(q[at_q], k[at_k], v[at_k], sinks=sinks)
+        lens = (at_q.stop - at_q.start, at_k.stop - at_k.start)
+        one = [torch.tensor([0, n], dtype=torch.int32, device=device) for n in lens]
+        for max_k in (lens[1], 2000):
+            same = forward(alone, o._replace(max_k=max_k), None, one, with_state=True)
+            for name in ("out", "lse", "m", "d"):
+                assert torch.equal(getattr(same, name), getattr(got, name)[at_q])
+
+
+@triton.jit
+def write_part_keys(k_len_ptr: tl.tensor, out_ptr: tl.tensor) -> None:
+    at = tl.program_id(0)
+    tl.store(out_ptr + at, own_part_keys(tl.load(k_len_ptr + at)))
+
+
+@devices
+def test_the_kernel_cuts_as_the_plan_does(device: str) -> None:
+    lengths = [1, 256, 257, 8192, 8193, 65536, 65537, 200_000, 1 << 20, (1 << 31) - 1000]
+    given = torch.tensor(lengths, dtype=torch.int32, device=device)
+    found = torch.empty_like(given)
+    write_part_keys[(len(lengths),)](given, found)
+    assert found.tolist() == [part_keys(n) for n in lengths]
+    for n in lengths[:-2]:
+        some = {*range(1, n + 1, 255), n, *(limit for limit, _ in PART_KEYS if limit <= n)}
+        assert most_parts(n) == max(-(-k // part_keys(k)) for k in some)
 
 
 # ---- the same bits twice

@@ -167,13 +167,10 @@ def test_transforms() -> None:
 
 
 def test_what_is_not_there_is_an_error() -> None:
-    """No second derivative and no forward mode, rather than a wrong number."""
-    q = torch.randn(1, 1, 3, 2, dtype=torch.double, requires_grad=True)
-    (dq,) = torch.autograd.grad(attention(q, q, q).square().sum(), q, create_graph=True)
-    with pytest.raises(RuntimeError, match="no second derivative"):
-        dq.sum().backward()
+    """No forward mode, rather than a wrong number."""
+    q = torch.randn(1, 1, 3, 2, dtype=torch.double)
     with pytest.raises((RuntimeError, NotImplementedError), match="jvp"):
-        func.jvp(lambda q: attention(q, q, q), (q.detach(),), (q.detach(),))
+        func.jvp(lambda q: attention(q, q, q), (q,), (q,))
 
 
 def test_modes_and_subclasses_take_the_op() -> None:

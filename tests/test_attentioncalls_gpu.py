@@ -43,6 +43,18 @@ def packed(*tensors: Tensor) -> Any:
     return attention_varlen(q, k, v, *map(ends, most), *most, causal=True, return_lse=True)
 
 
+@functools.cache
+def one_each(tokens: int) -> Tensor:
+    return torch.arange(tokens + 1, device="cuda", dtype=torch.int32)
+
+
+def packed_decode(*tensors: Tensor) -> Any:
+    """Sequences of one query, of unequal numbers of keys: in parts, each cut by its own."""
+    q, k, v = (t.transpose(1, 2).flatten(0, 1) for t in tensors)
+    starts = one_each(q.shape[0]), ends(k.shape[0])
+    return attention_varlen(q, k, v, *starts, 1, k.shape[0], return_lse=True)
+
+
 CALLS: dict[str, tuple[tuple[int, int], Callable[..., Any]]] = {
     "causal": ((200, 333), lambda *t: attention(*t, causal=True, return_lse=True)),
     "window": ((64, 256), lambda *t: attention(*t, window=(50, 20), softcap=5.0)),
@@ -50,6 +62,7 @@ CALLS: dict[str, tuple[tuple[int, int], Callable[..., Any]]] = {
     "short": ((1, 100), attention),
     "state": ((2, 3000), attention_state),
     "packed": ((60, 90), packed),
+    "packed decode": ((1, 3000), packed_decode),
 }
 
 
@@ -86,7 +99,7 @@ def test_the_same_bits(name: str, recorded: bool) -> None:
     assert jit._kept
 
 
-@pytest.mark.parametrize("name", ["causal", "decode", "packed"])
+@pytest.mark.parametrize("name", ["causal", "decode", "packed", "packed decode"])
 def test_a_graph(name: str) -> None:
     """Captured from kept launches, and replayed on other values."""
     lengths, call = CALLS[name]

@@ -138,7 +138,7 @@ def test_explain() -> None:
     (line,) = said(4, 4, "float64")
     assert line.startswith("reference: ")
     assert "float64" in line
-    with pytest.raises(ValueError, match="op must be one of softmax, cross_entropy, got 'topk'"):
+    with pytest.raises(ValueError, match=r"op must be one of softmax, .*, got 'topk'"):
         explain(4, 4, op="topk")
 
 

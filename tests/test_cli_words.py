@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import online_softmax
 from cli_kit import refusal, run
-from online_softmax import plan
+from online_softmax import explanation, plan
 from online_softmax.lab import cli
 
 
@@ -70,6 +70,11 @@ def test_explain():
     page = run("explain", 8192, 128256, "--dtype", "bf16", "--arch", "90", "--op", "cross_entropy")
     said = online_softmax.explain(8192, 128256, "bfloat16", "sm_90a", op="cross_entropy")
     assert page.rstrip("\n") == said
+    words = ("--op", "attention", "--kv-heads", 8, "--batch", 64)
+    said = online_softmax.explain(
+        1, 65536, "bfloat16", "sm_90a", op="attention", kv_heads=8, batch=64
+    )
+    assert run("explain", 1, 65536, "--dtype", "bf16", "--arch", "90", *words).rstrip("\n") == said
 
 
 def test_explain_on_several_architectures():
@@ -127,7 +132,17 @@ WRONG = [
     ("explain 3 4 --arch sm_1", f"--arch sm_1: known are {ARCHES}"),
     ("explain 3 4 --arch sm_80,x", f"--arch x: known are {ARCHES}"),
     ("explain 3 4 --dtype int8", "--dtype int8: give float32, float16, bfloat16 or float64"),
-    ("explain 3 4 --op topk", "--op topk: give softmax or cross_entropy"),
+    ("explain 3 4 --op topk", f"--op topk: give one of {', '.join(explanation.OPERATIONS)}"),
+    ("explain 3 4 --heads 2", "--heads is for --op attention: give --op attention too"),
+    (
+        "explain 3 4 --op attention --hidden 2",
+        "--hidden is for --op linear_cross_entropy: give --op linear_cross_entropy too",
+    ),
+    ("explain 3 4 --op attention --heads 0", "--heads 0: give a whole number, at least 1"),
+    (
+        "explain 3 4 --op attention --heads 3 --kv-heads 2",
+        "kv_heads must divide heads, got 3 and 2",
+    ),
     ("explain", "missing argument 'ROWS'; see online-softmax explain --help"),
     ("explain 3", "missing argument 'COLS'; see online-softmax explain --help"),
     ("explain -3 4", f"ROWS -3: {ROWS} 0"),

@@ -14,6 +14,7 @@ from online_softmax import jit
 from online_softmax.catalogue import FLOATS, KERNELS
 from online_softmax.cuda import (
     crossentropy_launch,
+    merge_launch,
     outer_launch,
     reduce_launch,
     row_launch,
@@ -119,6 +120,17 @@ def test_token_stats(arch: str) -> None:
         room = 80 if "fold<" in symbol and "APART" in symbol else 64
         assert taken.stack_bytes <= 16, f"{symbol} for {arch}: {taken}"
         assert taken.registers <= (room if measured else 128), f"{symbol} for {arch}: {taken}"
+
+
+@pytest.mark.parametrize("arch", KERNELS["safe"].arches)
+def test_merging(arch: str) -> None:
+    """States and pairs, few parts and many: three blocks of 256 threads share a multiprocessor."""
+    found = merge_launch.instances()
+    assert {file for file, _ in found} == {"merge.cu"}
+    for file, symbol in found[:: 9 if arch == "sm_90a" else 41]:
+        taken = jit.resources(file, symbol, arch)
+        assert taken.stack_bytes <= (0 if arch == "sm_90a" else 16), f"{symbol} for {arch}: {taken}"
+        assert taken.registers <= 80, f"{symbol} for {arch}: {taken}"
 
 
 @pytest.mark.parametrize("symbol", ["copy", "add", "read"])

@@ -132,17 +132,17 @@ print(json.dumps(new))
 """
 OWN = """
     __init__ api arches arguments attentionarguments attentioncalls attentionops attentionplan
-    attentions catalogue ceblocks cecalls cekernels celoss ceops cereduce cuda.__init__ cuda.launch
-    explanation invariance library.__init__ library.attention library.attention_routes
-    library.calculus library.eager
+    attentions catalogue ceblocks cecalls cekernels celoss ceops cereduce cuda.__init__
+    cuda.launch explained explanation invariance library.__init__ library.attention
+    library.attention_routes library.attention_second library.calculus library.eager
     library.linear_routes library.linear_traced library.loss_calculus library.loss_eager
-    library.loss_routes library.loss_traced library.operations library.override library.private
-    library.routes library.stats library.stats_calculus library.stats_traced library.traced
-    linear linearfast linearops linearparts linearplan
-    lossarguments losses nn plan reference.__init__ reference.attention reference.cross_entropy
-    reference.online reference.ops reference.outputs reference.packed reference.shards ring
-    rowcalls rowchoice rowkernels rowops rowplan rowtables shardkernels stats statskernels
-    statsops
+    library.loss_routes library.loss_traced library.merges library.operations library.override
+    library.private library.routes library.second library.stats library.stats_calculus
+    library.stats_traced library.traced linear linearfast linearops linearparts linearplan
+    lossarguments losses mergekernels merging nn plan reference.__init__ reference.attention
+    reference.cross_entropy reference.online reference.ops reference.outputs reference.packed
+    reference.parts reference.shards ring rowcalls rowchoice rowkernels rowops rowplan rowtables
+    shardkernels stats statskernels statsops
 """
 
 
@@ -269,6 +269,7 @@ def test_pages_name_tests_that_there_are():
         ".linear",
         ".linearplan",
         ".losses",
+        ".merging",
         ".stats",
         ".nn",
         ".plan",

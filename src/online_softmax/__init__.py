@@ -17,8 +17,9 @@ from online_softmax.invariance import batch_invariant
 from online_softmax.library import override_torch
 from online_softmax.linear import linear_cross_entropy
 from online_softmax.losses import cross_entropy
+from online_softmax.merging import merge, merge_outputs
 from online_softmax.reference.online import State
-from online_softmax.reference.outputs import OutputState, merge, merge_outputs
+from online_softmax.reference.outputs import OutputState
 from online_softmax.stats import token_stats
 
 __version__ = "0.1.0"

@@ -46,6 +46,7 @@ class Tiles:
 
 
 MAX_HEAD_DIM = 256
+TIMED_DIM = 128
 FLOAT32_BYTES = 4
 MIN_DIM = 16  # tensor cores multiply no less
 MAX_DECODE_QUERIES = 16
@@ -83,8 +84,9 @@ _WIDE["bias"] = _WIDE["by_queries"]
 
 # Keys of a part, by the most keys, of what one, 8 and 64 sequences of 8 heads take on an H200
 # (bfloat16, 128 dims): shorter parts start on more multiprocessors, longer ones have less to merge
-# and tiles under way for more of the time. Never more than 512 parts.
-_PART_KEYS = ((8192, 512), (524288, 1024))
+# and tiles under way for more of the time. Never more than 512 parts: past the last, the power of
+# two that makes so many. triton/attention.py reads them too: it knows packed lengths.
+PART_KEYS = ((8192, 512), (524288, 1024))
 MAX_PARTS = 512
 _PIECE_DIM, _FEW_PARTS = 32, 32  # many parts of a query are merged by programs with so many dims
 
@@ -108,6 +110,20 @@ def tiles(kernel: str, arch: str, item_bytes: int, dim: int) -> Tiles:
     return table[min(limit for limit in table if limit >= dim)]
 
 
+def why(arch: str, item_bytes: int, dim: int) -> str:
+    """The reason for the tiles of a forward, a sentence; arguments as for `tiles`.
+
+    >>> why("sm_90a", 2, 128)
+    'its tiles were chosen by the clock among seven, on an H200'
+    """
+    if item_bytes == FLOAT32_BYTES:
+        return "small tiles, as products in three steps hold each operand twice; nobody timed them"
+    facts = ARCHES.get(arch, ARCHES[DEFAULT_ARCH])
+    if facts.measured and dim <= TIMED_DIM:
+        return f"its tiles were chosen by the clock among seven, on an {facts.card}"
+    return "the largest tiles whose stages fit a block's shared memory; nobody timed them"
+
+
 def has_dependent_launch(arch: str) -> bool:
     """Whether a kernel may start before the one before it has ended.
 
@@ -128,10 +144,20 @@ def part_keys(k_len: int) -> int:
     >>> [(n, -(-n // part_keys(n))) for n in (256, 4096, 65536, 1 << 20)]
     [(256, 1), (4096, 8), (65536, 64), (1048576, 512)]
     """
-    for limit, keys in _PART_KEYS:
+    for limit, keys in PART_KEYS:
         if k_len <= limit:
             return keys
     return next_power_of_two(ceil_div(k_len, MAX_PARTS))
+
+
+def most_parts(max_k: int) -> int:
+    """Parts of the sequence up to max_k that has most of them.
+
+    >>> [most_parts(n) for n in (256, 4096, 8193, 1 << 20)]
+    [1, 8, 16, 512]
+    """
+    lengths = {max_k, *(limit for limit, _ in PART_KEYS if limit < max_k)}
+    return max(ceil_div(n, part_keys(n)) for n in lengths)
 
 
 def merge_pieces(parts: int, dim: int) -> int:

@@ -74,7 +74,8 @@ def attention(
     Returns:
         out, of shape (batch, heads, q_len, value_dim), in q's dtype; under autocast in its dtype.
         With return_lse also lse, of shape (batch, heads, q_len), float32 (float64), the natural
-        logarithm of the sum of exp(score), the sink not in it. Both are differentiable, once.
+        logarithm of the sum of exp(score), the sink not in it. Both are differentiable, twice as
+        well.
 
     Raises:
         TypeError: q, k, v, bias, mask or sinks is not a tensor, a number is of another type.
@@ -214,7 +215,9 @@ def attention_varlen(
         cu_seq_q, cu_seq_k: (sequences + 1,) int32 or int64: the first token of each sequence, and
             where the last ends. Sequences may be empty. Tokens of no sequence give out 0 and lse
             -inf.
-        max_q, max_k: at least the longest of each: tokens behind are not computed.
+        max_q, max_k: at least the longest of each: tokens behind are not computed. With a max_q up
+            to 16 long sequences of keys are read in parts, by several blocks each. The bits of a
+            sequence depend on max_q, not on max_k nor on the other sequences.
         causal, scale, softcap, sinks, return_lse, empty, kernel: as for `attention`.
         window_size: (left, right), as `window` there.
 

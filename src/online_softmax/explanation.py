@@ -1,15 +1,22 @@
-"""What `explain` says: which kernel a softmax or a cross-entropy takes, and why not the others."""
+"""What `explain` says: which kernel an operation takes, and why not the others."""
 
 from __future__ import annotations
 
 import operator
 
-from online_softmax import catalogue, cekernels, invariance, plan, rowchoice, rowplan
+from online_softmax import catalogue, cekernels, explained, invariance, plan, rowchoice, rowplan
 from online_softmax.catalogue import DTYPES, KERNELS
 from online_softmax.plan import Problem
 
 _DTYPE_NAMES = tuple(catalogue.dtype_name(dtype) for dtype in DTYPES)
-OPERATIONS = ("softmax", "cross_entropy")  # what `explain` knows about
+OPERATIONS = (  # what `explain` knows about
+    "softmax",
+    *(op for op in explained.ROWS if op != "softmax"),
+    "cross_entropy",
+    "linear_cross_entropy",
+    "token_stats",
+    "attention",
+)
 _LOSS_WHY_NOT = {
     "registers": "the blocks of its clusters would wait for each other, parts of a row do not",
     "split": "two kernels; the row fits in registers",
@@ -23,18 +30,25 @@ def explain(
     arch: str = plan.DEFAULT_ARCH,
     *,
     op: str = "softmax",
+    **sizes: int,
 ) -> str:
-    """Which kernel a rows x cols softmax or cross-entropy takes on a GPU, why, and why no other.
+    """Which kernel a rows x cols operation takes on a GPU, why, and why no other.
 
     Args:
-        rows, cols: the matrix; softmax runs along cols, which are the classes of a cross-entropy.
+        rows, cols: the matrix; softmax runs along cols. Of cross_entropy, linear_cross_entropy and
+            token_stats: tokens and classes; of attention: queries and keys of a sequence.
         dtype: "float32", "float16", "bfloat16" or "float64".
         arch: an architecture of plan.ARCHES, "sm_90a" for example.
-        op: "softmax" or "cross_entropy" (with classes as target).
+        op: "softmax", "log_softmax", "logsumexp", the gradient of one ("softmax_backward"),
+            "cross_entropy" (with classes as target), "linear_cross_entropy", "token_stats" or
+            "attention"; these say what their gradient takes too.
+        sizes: of linear_cross_entropy `hidden` (4096 if not given); of attention `batch` (1),
+            `heads` (32), `kv_heads` (as heads) and `head_dim` (128).
 
     Raises:
-        TypeError: rows or cols is not a whole number.
-        ValueError: an unknown type, architecture or op, or a negative size.
+        TypeError: a size is not a whole number, or is none of the op's.
+        ValueError: an unknown type, architecture or op, a negative size, or heads that kv_heads
+            does not divide.
 
     Returns:
         Text, the kernel's name and the reason first. Nothing runs, and no GPU is asked.
@@ -58,7 +72,45 @@ def explain(
     if not isinstance(op, str) or op not in OPERATIONS:
         raise ValueError(f"explain(): op must be one of {', '.join(OPERATIONS)}, got {op!r}")
     problem = Problem(rows, cols, dtype, arch=arch)
-    return "\n".join(_of_loss(problem) if op == "cross_entropy" else _of_softmax(problem))
+    return "\n".join(_lines(op, problem, _sizes(op, sizes)))
+
+
+def _sizes(op: str, given: dict[str, int]) -> dict[str, int]:
+    """The op's own sizes: those given, and what the others are."""
+    found = dict(explained.SIZES.get(op, {}))
+    for name, size in given.items():
+        if name not in found:
+            own = f"takes {', '.join(found)}" if found else "takes rows and cols alone"
+            raise TypeError(f"explain(): op {op!r} {own}, got {name}")
+        if isinstance(size, bool) or not hasattr(size, "__index__"):
+            raise TypeError(f"explain(): {name} must be an int, got {size!r}")
+        found[name] = operator.index(size)
+        if found[name] < 1:
+            raise ValueError(f"explain(): {name} must be at least 1, got {size}")
+    if op == "attention":
+        found["kv_heads"] = found["kv_heads"] or found["heads"]
+        if found["heads"] % found["kv_heads"]:
+            raise ValueError(
+                f"explain(): kv_heads must divide heads, got {found['heads']} and "
+                f"{found['kv_heads']}"
+            )
+    return found
+
+
+def _lines(op: str, problem: Problem, sizes: dict[str, int]) -> list[str]:
+    if op == "softmax":
+        return _of_softmax(problem)
+    if op == "cross_entropy":
+        return _of_loss(problem)
+    if op == "attention":
+        lines = explained.of_attention(problem, **sizes)
+    elif op == "linear_cross_entropy":
+        lines = explained.of_linear(problem, **sizes)
+    elif op == "token_stats":
+        lines = explained.of_stats(problem)
+    else:
+        lines = explained.of_rows(op, problem)
+    return lines if lines[0].startswith("reference") else lines + _unmeasured(problem)
 
 
 def _of_softmax(problem: Problem) -> list[str]:

@@ -20,6 +20,7 @@ from online_softmax.lab import (
     benchcli,
     benchoptions,
     checkcli,
+    explaincli,
     options,
     profilecli,
     reportcli,
@@ -164,40 +165,12 @@ app.command(
 )(tracecli.trace)
 
 
-@app.command(
+app.command(
     help=options.EXPLAIN,
     short_help="Which kernel to choose, why, and why no other.",
     # So that -3 is refused as a number, not as an option.
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-)
-def explain(
-    context: typer.Context,
-    rows: options.ExplainedRows,
-    cols: options.ExplainedCols,
-    dtype: options.ExplainedType = "float32",
-    arch: options.ExplainedArch = None,
-    op: options.ExplainedOp = "softmax",
-) -> None:
-    """Print the planner's choice and its reasons."""
-    import torch
-
-    from online_softmax import explanation, jit, plan
-    from online_softmax.lab import arguments
-    from online_softmax.lab.inputs import BadInput
-
-    size = arguments.sizes([rows, cols, *context.args])
-    kind, arches = arguments.dtype_name(dtype), arguments.arches(arch)
-    if op not in explanation.OPERATIONS:
-        raise BadInput(f"--op {op}: give {' or '.join(explanation.OPERATIONS)}")
-    if not arches:
-        arches = [jit.device_arch() if torch.cuda.is_available() else plan.DEFAULT_ARCH]
-    try:
-        said = [explanation.explain(*size, kind, each, op=op) for each in arches]
-    except ValueError as error:  # an architecture that came out after the planner's facts
-        raise BadInput(str(error).removeprefix("explain(): ")) from None
-    if len(said) > 1:
-        said = [f"on {each}\n{text}" for each, text in zip(arches, said, strict=True)]
-    typer.echo("\n\n".join(said))
+)(explaincli.explain)
 
 
 @app.command(help=options.INFO, short_help="Versions, GPU, ceilings, cache; what is missing.")

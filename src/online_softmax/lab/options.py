@@ -48,13 +48,16 @@ Examples:
   online-softmax trace --attention
   online-softmax trace --attention --keys 8 --block 4 --causal
   online-softmax trace 1 5 3 9 2 --html page.html"""
-EXPLAIN = """Say which kernel to choose for the softmax or cross-entropy of ROWS x COLS, and why.
+EXPLAIN = """Say which kernel an operation on ROWS x COLS takes, and why.
+
+Of a loss these are tokens and classes, of attention the queries and keys of a sequence.
 
 \b
 Examples:
   online-softmax explain 4096 4096
   online-softmax explain 8192 128256 --dtype bf16 --op cross_entropy
-  online-softmax explain 1 1048576 --dtype bf16 --arch sm_80,sm_90"""
+  online-softmax explain 1 1048576 --dtype bf16 --arch sm_80,sm_90
+  online-softmax explain 1 131072 --dtype bf16 --op attention --kv-heads 8"""
 INFO = "Show versions, GPU, ceilings and cache; and how to get what is missing."
 
 
@@ -132,4 +135,23 @@ ExplainedArch = Annotated[
     str | None,
     option("One architecture or several. Default: that of the GPU here, or sm_90a.", "SM,SM"),
 ]
-ExplainedOp = Annotated[str, option("softmax or cross_entropy. Default: softmax.", "OP", "--op")]
+ExplainedOp = Annotated[
+    str,
+    option(
+        "softmax, log_softmax, logsumexp, one of them with _backward, cross_entropy, "
+        "linear_cross_entropy, token_stats or attention. Default: softmax.",
+        "OP",
+        "--op",
+    ),
+]
+ExplainedHidden = Annotated[
+    str | None, option("Features of linear_cross_entropy. Default: 4096.", "N", "--hidden")
+]
+ExplainedBatch = Annotated[str | None, option("Sequences of attention. Default: 1.", "N")]
+ExplainedHeads = Annotated[str | None, option("Its heads of queries. Default: 32.", "N")]
+ExplainedKvHeads = Annotated[
+    str | None, option("Its heads of keys. Default: as many.", "N", "--kv-heads")
+]
+ExplainedHeadDim = Annotated[
+    str | None, option("Numbers in a query or key. Default: 128.", "N", "--head-dim")
+]

@@ -1,13 +1,14 @@
 """Attention as torch sees it: two ops, and what is eager of them. attention_routes is the way in.
 
-As traced.py and eager.py have it for the row operations. There is no second derivative and no
-forward mode: both are an error, never a wrong number. vmap runs an example at a time.
+As traced.py and eager.py have it for the row operations. The second derivative is that of the
+reference. There is no forward mode: it is an error, never a wrong number. vmap runs an example at a
+time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from torch.autograd import Function
 from online_softmax import attentioncalls, attentionops
 from online_softmax.attentionops import TENSORS, Made, Tensors
 from online_softmax.attentionplan import Options
+from online_softmax.library import attention_second
 from online_softmax.library.eager import base_apply, renamed
 from online_softmax.library.loss_eager import are_plain
 from online_softmax.library.private import (
@@ -109,7 +111,7 @@ def _go_back(
     if dd is not None:  # d = exp(lse - m), and m is a constant
         dlse = dd * d if dlse is None else dlse + dd * d
     dout = torch.zeros_like(out) if dout is None else dout
-    places = (0, 1, 2, 3, 5)
+    places = attention_second.FLOATS
     wanted = [tensors[at] is not None and bool(needed[at]) for at in places]
     found = entry(dout, dlse, *tensors, out, lse, ctx.options, wanted, ctx.kernel)
     result: list[Tensor | None] = [None] * _COUNT
@@ -118,10 +120,18 @@ def _go_back(
     return tuple(result)
 
 
-def _refuse_second() -> NoReturn:
-    raise RuntimeError(
-        "attention(): the gradient cannot be differentiated again: there is no second derivative"
-    )
+def _keep_backward(ctx: Any, tensors: Sequence[Tensor | None], o: Options) -> None:
+    """What the second derivative needs of a backward: of (dout, dlse, *tensors, out, lse)."""
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*tensors[: 2 + _COUNT])
+    ctx.options = o
+
+
+def _go_back_again(ctx: Any, given: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """By (dout, dlse, *tensors, out, lse)."""
+    dout, dlse, *tensors = ctx.saved_tensors
+    found = attention_second.gradients(dout, dlse, tensors, ctx.options, given)
+    return [*found, None, None]
 
 
 # ---- traced: below the op
@@ -140,11 +150,12 @@ class OpBackward(SingleLevelFunction):  # (keys, dout, dlse, *tensors, out, lse,
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Nothing is kept: its backward is an error."""
+        _, *tensors = inputs
+        _keep_backward(ctx, tensors, Options(*tensors[4 + _COUNT :][:_OPTIONS]))
 
     @staticmethod
-    def backward(ctx: Any, *_: Any) -> Any:
-        return _refuse_second()
+    def backward(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        return None, *_go_back_again(ctx, given), *(None,) * (_OPTIONS + 2)
 
 
 class OpForward(SingleLevelFunction):  # (keys, *tensors, *options, with_state, kernel)
@@ -210,11 +221,11 @@ class Backward(Function):  # (dout, dlse, *tensors, out, lse, options, wanted, k
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Nothing is kept: its backward is an error."""
+        _keep_backward(ctx, inputs, inputs[-3])
 
     @staticmethod
-    def backward(ctx: Any, *_: Any) -> Any:
-        return _refuse_second()
+    def backward(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        return *_go_back_again(ctx, given), None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:  # type: ignore[override]

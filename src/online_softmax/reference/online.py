@@ -156,14 +156,14 @@ def _weight(part: Tensor, m: Tensor) -> Tensor:
 
 def merge(*states: State) -> State:
     """The state of several parts together: d = d_a w_a + d_b w_b, from left to right."""
-    if not states:
-        raise TypeError("merge() takes at least one State")
-    for position, state in enumerate(states, 1):
-        _check_alike(states[0], state, position)
+    check_alike(states)
     m, d = states[0]
     for other in states[1:]:
-        m, w_a, w_b = join(m, other.m)
-        d = d * w_a + other.d * w_b
+        whole, w_a, w_b = join(m, other.m)
+        # The d of an empty state may hold anything, and 0 NaN is NaN.
+        d = torch.where(m == -math.inf, 0.0, d) * w_a
+        d = d + torch.where(other.m == -math.inf, 0.0, other.d) * w_b
+        m = whole
     return State(m, d)
 
 
@@ -229,19 +229,25 @@ def _beside(value: Tensor, x: Tensor, dim: int) -> Tensor:
     return value.unsqueeze(dim) if x.dim() else value
 
 
-def _check_alike(first: State, other: State, position: int) -> None:
-    if not isinstance(other, State):
-        raise TypeError(f"merge(): argument {position} must be a State, got {type(other).__name__}")
-    for what in ("shape", "dtype", "device"):
-        wanted = getattr(first.m, what)
-        for value in (first.d, *other):
-            given = getattr(value, what)
-            if given != wanted:
-                raise RuntimeError(
-                    "merge(): states must have one shape, dtype and device, m and d alike; "
-                    f"argument 1 has {what} {_plain(wanted)}, argument "
-                    f"{1 if value is first.d else position} has {_plain(given)}"
-                )
+def check_alike(states: Sequence[State]) -> None:
+    """TypeError or RuntimeError if these are not states of one shape, dtype and device."""
+    if not states:
+        raise TypeError("merge() takes at least one State")
+    first = states[0]
+    for position, state in enumerate(states, 1):
+        if not isinstance(state, State):
+            kind = type(state).__name__
+            raise TypeError(f"merge(): argument {position} must be a State, got {kind}")
+        for what in ("shape", "dtype", "device"):
+            wanted = getattr(first.m, what)
+            for value in (first.d, *state):
+                given = getattr(value, what)
+                if given != wanted:
+                    raise RuntimeError(
+                        "merge(): states must have one shape, dtype and device, m and d alike; "
+                        f"argument 1 has {what} {_plain(wanted)}, argument "
+                        f"{1 if value is first.d else position} has {_plain(given)}"
+                    )
 
 
 def _plain(value: object) -> object:

@@ -7,7 +7,7 @@ Both are rescaled alike when m rises, so parts merge as in online.py, and o / d 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Literal, NamedTuple
 
@@ -82,6 +82,7 @@ class OutputState(NamedTuple):
 
         RuntimeError if they differ in shape, dtype or device.
         """
+        check_states((self, *others))
         return _merge_outputs((self, *others))
 
     def lse(self) -> Tensor:
@@ -105,76 +106,37 @@ class OutputState(NamedTuple):
 
 
 def merge(*states: State | OutputState) -> State | OutputState:
-    """The state of several parts together, with or without outputs.
+    """`online_softmax.merge` in torch operations, which says what it takes."""
+    check_states(states)
+    return merge_states(states)
 
-    Args:
-        states: one or more, all of one kind, shape, dtype and device. Empty ones change nothing.
 
-    Returns:
-        A state of that kind. m is exact, whatever the order; d and o are within rounding.
-
-    Raises:
-        TypeError: none is given, one is no state, or they are of two kinds.
-        RuntimeError: they differ in shape, dtype or device.
-
-    Examples:
-        >>> merge(State.of(torch.tensor([1.0, 5.0, 3.0])), State.of(torch.tensor([9.0, 2.0])))
-        State(m=tensor(9.), d=tensor(1.0220))
-    """
-    for position, state in enumerate(states, 1):
-        if not isinstance(state, (State, OutputState)):
-            wanted = "a State or an OutputState"
-            raise TypeError(f"merge(): argument {position} must be {wanted}, got {_kind(state)}")
-        if type(state) is not type(states[0]):
-            raise TypeError(
-                f"merge(): states must be of one kind; argument 1 is {_kind(states[0])}, argument "
-                f"{position} is {_kind(state)}"
-            )
-    if states and isinstance(states[0], OutputState):
-        return _merge_outputs(states)  # type: ignore[arg-type]
-    return online.merge(*states)  # type: ignore[arg-type]
+def merge_states(states: Sequence[State | OutputState]) -> State | OutputState:
+    """The state of several parts together; `check_states` has seen them."""
+    if isinstance(states[0], State):
+        return online.merge(*states)  # type: ignore[arg-type]
+    return _merge_outputs(states)  # type: ignore[arg-type]
 
 
 def merge_outputs(*pairs: tuple[Tensor, Tensor], base: Literal["e", "2"]) -> tuple[Tensor, Tensor]:
-    """The output and log-sum-exp of several parts of the keys together.
+    """`online_softmax.merge_outputs` in torch operations, which says what it takes."""
+    check_pairs(pairs, base)
+    return merge_pairs(pairs, base)
 
-    These pairs are what inference engines keep of attention over a part of the keys: a prefix that
-    several requests share, for example. Some count lse in base 2: it cannot be told from the
-    numbers, so it has to be said.
 
-    Args:
-        pairs: one or more (out, lse). out: (..., dim), divided already; float16, bfloat16, float32
-            or float64. lse: (...), float32 or float64: the logarithm of the sum of exponentials;
-            -inf where the part has no key, and out counts for nothing there, whatever it holds.
-        base: of the logarithm, "e" or "2", in all pairs and in the result.
-
-    Returns:
-        (out, lse) of the whole, in the dtypes of the first pair; out is 0 and lse -inf where no
-        part has a key. Differentiable.
-
-    Raises:
-        TypeError: no pair is given, or something in one is no tensor.
-        ValueError: base is neither "e" nor "2", or a pair is not of two.
-        RuntimeError: shapes, dtypes or devices do not match.
-
-    Examples:
-        >>> first = torch.tensor([1.0]), torch.tensor(8.0)
-        >>> merge_outputs(first, (torch.tensor([-1.0]), torch.tensor(4.1)), base="e")
-        (tensor([0.9603]), tensor(8.0200))
-    """
-    if base not in LOG:
-        raise ValueError(f'merge_outputs(): base must be "e" or "2", got {base!r}')
-    _check_pairs(pairs)
+def merge_pairs(pairs: Sequence[tuple[Tensor, Tensor]], base: str) -> tuple[Tensor, Tensor]:
+    """(out, lse) of the whole; `check_pairs` has seen them."""
     # float64, so that a change of base and back leaves every float32 as it was.
     maxima = [lse.double() * LOG[base] for _, lse in pairs]
     m, d = online.merge(*(State(part, torch.ones_like(part)) for part in maxima))
     wide = STATE_DTYPE[pairs[0][0].dtype]
     o = sum(
-        _counted(out.to(wide), part) * _beside(join(part, m)[1].to(wide))
+        counted(out.to(wide), part) * beside(join(part, m)[1].to(wide))
         for (out, _), part in zip(pairs, maxima, strict=True)
     )
     whole = OutputState(m.to(wide), d.to(wide), o)  # type: ignore[arg-type]
-    lse = online.lse(State(m, d)) / LOG[base]
+    # A row without keys has no gradient: there m is a constant.
+    lse = torch.where(m == -math.inf, m.detach(), online.lse(State(m, d))) / LOG[base]
     return whole.output().to(pairs[0][0].dtype), lse.to(pairs[0][1].dtype)
 
 
@@ -188,27 +150,20 @@ def without_autocast(device: str) -> AbstractContextManager[object]:
 # ---- the parts
 
 
-def _merge_outputs(states: Iterable[OutputState]) -> OutputState:
+def _merge_outputs(parts: Sequence[OutputState]) -> OutputState:
     """The maximum of all first, so that each o is read once and multiplied once."""
-    parts = tuple(states)
     m, d = online.merge(*(State(part.m, part.d) for part in parts))
-    for position, part in enumerate(parts, 1):
-        given, wanted = part.o, (*m.shape, *parts[0].o.shape[-1:])
-        if given.shape != wanted or given.dtype != m.dtype or given.device != m.device:
-            raise RuntimeError(
-                f"merge(): o of argument {position} must have shape {tuple(wanted)}, {m.dtype} and "
-                f"be on {m.device}, got {tuple(given.shape)}, {given.dtype} on {given.device}"
-            )
-    o = sum(_counted(part.o, part.m) * _beside(join(part.m, m)[1]) for part in parts)
+    o = sum(counted(part.o, part.m) * beside(join(part.m, m)[1]) for part in parts)
     return OutputState(m, d, o)  # type: ignore[arg-type]
 
 
-def _counted(o: Tensor, m: Tensor) -> Tensor:
+def counted(o: Tensor, m: Tensor) -> Tensor:
     """o where something was summed, else 0: it may hold anything there, and 0 NaN is NaN."""
-    return torch.where(_beside(m) == -math.inf, 0.0, o)
+    return torch.where(beside(m) == -math.inf, 0.0, o)
 
 
-def _beside(value: Tensor) -> Tensor:
+def beside(value: Tensor) -> Tensor:
+    """A value a row, to stand beside its vector."""
     return value.unsqueeze(-1)
 
 
@@ -216,7 +171,35 @@ def _kind(state: object) -> str:
     return type(state).__name__
 
 
-def _check_pairs(pairs: tuple[tuple[Tensor, Tensor], ...]) -> None:
+def check_states(states: Sequence[State | OutputState]) -> None:
+    """Raise what `online_softmax.merge` says it raises."""
+    for position, state in enumerate(states, 1):
+        if not isinstance(state, (State, OutputState)):
+            wanted = "a State or an OutputState"
+            raise TypeError(f"merge(): argument {position} must be {wanted}, got {_kind(state)}")
+        if type(state) is not type(states[0]):
+            raise TypeError(
+                f"merge(): states must be of one kind; argument 1 is {_kind(states[0])}, argument "
+                f"{position} is {_kind(state)}"
+            )
+    online.check_alike([State(state.m, state.d) for state in states])
+    first = states[0]
+    if isinstance(first, State):
+        return
+    shape, dtype, device = (*first.m.shape, *first.o.shape[-1:]), first.m.dtype, first.m.device
+    for position, part in enumerate(states, 1):
+        given = part.o  # type: ignore[union-attr]
+        if given.shape != shape or given.dtype != dtype or given.device != device:
+            raise RuntimeError(
+                f"merge(): o of argument {position} must have shape {tuple(shape)}, {dtype} and "
+                f"be on {device}, got {tuple(given.shape)}, {given.dtype} on {given.device}"
+            )
+
+
+def check_pairs(pairs: Sequence[tuple[Tensor, Tensor]], base: str) -> None:
+    """Raise what `online_softmax.merge_outputs` says it raises."""
+    if not isinstance(base, str) or base not in LOG:
+        raise ValueError(f'merge_outputs(): base must be "e" or "2", got {base!r}')
     if not pairs:
         raise TypeError("merge_outputs() takes at least one pair (out, lse)")
     for position, pair in enumerate(pairs, 1):

@@ -2,8 +2,9 @@
 
 A program owns a tile of queries of one sequence: of one head, or of all heads that share keys where
 queries are few. Where they are few and keys many, several programs have a part of the keys each,
-and a second kernel merges their states; parts follow from the number of keys alone. The order of
-all sums does too, so a sequence has the same bits in any batch.
+and a second kernel merges their states; parts follow from the number of keys alone, those of a
+packed sequence from its own. The order of all sums does too, so a sequence has the same bits in any
+batch.
 
 T. Dao: FlashAttention-2, arXiv:2307.08691; the flash-decoding note of the same project (2023).
 """
@@ -12,6 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from online_softmax.attentionplan import MAX_PARTS, PART_KEYS
 from online_softmax.triton.online import INF, LN_2, absorb_tile, merge_lanes, weight
 from online_softmax.triton.tiles import (
     add_product,
@@ -29,6 +31,17 @@ from online_softmax.triton.tiles import (
 )
 
 MERGED_AT_ONCE = tl.constexpr(64)  # parts at most, whose outputs a program holds together
+MOST_PARTS = tl.constexpr(MAX_PARTS)
+(SHORT, SHORT_PART), (_, LONG_PART) = (tuple(map(tl.constexpr, cut)) for cut in PART_KEYS)
+
+
+@triton.jit
+def own_part_keys(k_len: tl.tensor) -> tl.tensor:
+    """attentionplan.part_keys, of a length that is known here alone."""
+    keys = tl.where(k_len <= SHORT, SHORT_PART, LONG_PART)
+    while keys < tl.cdiv(k_len, MOST_PARTS):
+        keys *= 2
+    return keys
 
 
 @triton.jit(do_not_specialize=["q_len", "k_len", "blocks", "parts", "part_keys", "left", "right"])
@@ -57,7 +70,7 @@ def forward(
     heads: tl.int32,
     blocks: tl.int32,  # tiles of queries
     parts: tl.int32,
-    part_keys: tl.int32,  # keys of a part, a multiple of BLOCK_K
+    part_keys: tl.int32,  # keys of a part, a multiple of BLOCK_K; packed sequences have their own
     scale: tl.float32,
     softcap: tl.tensor,  # float32, or None: Triton 3.6 takes no None for a scalar type
     left: tl.tensor,  # int32 or None
@@ -93,6 +106,10 @@ def forward(
     batch, q_start, k_start, q_len, k_len = place(cu_q_ptr, cu_k_ptr, batch, q_len, k_len)
     if block * BLOCK_Q >= q_len * PACK:
         return
+    if IS_PART and cu_k_ptr is not None:
+        part_keys = own_part_keys(k_len)
+        if part * part_keys >= k_len:  # fewer parts than the longest sequence has
+            return
     row = block * BLOCK_Q + tl.arange(0, BLOCK_Q)
     is_row = row < q_len * PACK
     query, head = row // PACK, head_first + row % PACK
@@ -159,7 +176,7 @@ def forward(
             tl.store(d_ptr + at, d, mask=is_row)
 
 
-@triton.jit(do_not_specialize=["q_len", "rows", "parts"])
+@triton.jit(do_not_specialize=["q_len", "k_len", "rows", "parts"])
 def merge_parts(
     o_ptr: tl.tensor,  # (parts, rows, VALUE_DIM) float32, not divided
     m_parts_ptr: tl.tensor,  # (parts, rows) float32, in base 2
@@ -169,8 +186,12 @@ def merge_parts(
     m_ptr: tl.tensor,  # (rows,) float32 or None
     d_ptr: tl.tensor,
     sinks_ptr: tl.tensor,  # (heads,) or None
+    cu_q_ptr: tl.tensor,  # as for forward
+    cu_k_ptr: tl.tensor,
     out_strides: tl.tuple,  # of batch, head, row
-    q_len: tl.int32,
+    row_strides: tl.tuple,  # of lse, and of a part's m and d
+    q_len: tl.int32,  # the longest of packed sequences
+    k_len: tl.int32,
     heads: tl.int32,
     rows: tl.int32,
     parts: tl.int32,
@@ -185,9 +206,17 @@ def merge_parts(
     the first piece's program the rest. Reads o once."""
     if OVERLAPS:
         gdc_wait()
-    row, piece = tl.program_id(0) // PIECES, tl.program_id(0) % PIECES
+    pid, piece = tl.program_id(0) // PIECES, tl.program_id(0) % PIECES
     PIECE: tl.constexpr = BLOCK_VALUE // PIECES
     AT_ONCE: tl.constexpr = min(PARTS, MERGED_AT_ONCE)
+    query, head = pid % q_len, pid // q_len % heads
+    batch = (pid // q_len // heads).to(tl.int64)
+    batch, q_start, _k_start, q_len, k_len = place(cu_q_ptr, cu_k_ptr, batch, q_len, k_len)
+    if query >= q_len:
+        return
+    if cu_k_ptr is not None:
+        parts = tl.minimum(parts, tl.cdiv(k_len, own_part_keys(k_len)))
+    row = offsets(row_strides, batch, head, q_start + query)
     part = tl.arange(0, PARTS)
     at = part.to(tl.int64) * rows + row
     m_part = tl.load(m_parts_ptr + at, mask=part < parts, other=-INF)
@@ -202,7 +231,6 @@ def merge_parts(
         is_there = (some < parts)[:, None] & (dim < VALUE_DIM)[None, :]
         at_o = o_ptr + at_some[:, None] * VALUE_DIM + dim[None, :]
         o += tl.sum(tl.load(at_o, mask=is_there, other=0.0) * w[:, None], 0)
-    head = row // q_len % heads
     sink = None
     if sinks_ptr is not None:
         sink = tl.load(sinks_ptr + head).to(tl.float32)
@@ -211,8 +239,7 @@ def merge_parts(
     if NAN_EMPTY:
         empty = float("nan")
     out = tl.where(m == -INF, empty, o * share)
-    batch = (row // q_len // heads).to(tl.int64)
-    at_out = offsets(out_strides, batch, head, row % q_len)
+    at_out = offsets(out_strides, batch, head, q_start + query)
     tl.store(out_ptr + at_out + dim, out, mask=dim < VALUE_DIM)
     if piece == 0:
         tl.store(lse_ptr + row, lse)

@@ -90,9 +90,10 @@ def forward(
     lse = row_tensor(own, given, -math.inf)
     m, d = (row_tensor(own, given, fill) if with_state else None for fill in (-math.inf, 0.0))
     q_len, k_len = lengths(given, o)
-    is_short = given.cu_seq_q is None and q_len <= plan.MAX_DECODE_QUERIES
+    is_short = q_len <= plan.MAX_DECODE_QUERIES
     part_keys = plan.part_keys(k_len)
-    parts = ceil_div(k_len, part_keys)
+    is_packed = given.cu_seq_q is not None
+    parts = plan.most_parts(k_len) if is_packed else ceil_div(k_len, part_keys)
     names: dict[str, Any]
     if not is_short or parts < 2:
         names = {
@@ -102,25 +103,29 @@ def forward(
             "OVERLAPS": False,
         }  # fmt: skip
         return Results(out, lse, m, d, [_forward(given, o, arch, is_short, names, tiles)], own)
-    rows = math.prod(q.shape[:3])
     o_parts, m_parts, d_parts = _parts(own, parts, out.shape)
-    pieces = plan.merge_pieces(parts, padded(value_dim))
+    # Of packed sequences the same for all lengths: a sum's order follows from them.
+    pieces = plan.merge_pieces(plan.MAX_PARTS if is_packed else parts, padded(value_dim))
+    held = max(parts, attention.MERGED_AT_ONCE.value) if is_packed else parts
     overlaps = plan.has_dependent_launch(arch) and not interpreted()
     names = {
         "out_ptr": o_parts, "lse_ptr": None, "m_ptr": m_parts, "d_ptr": d_parts,
-        "sinks_ptr": None, "out_strides": (*o_parts.stride()[1:4], o_parts.stride(0)),
-        "row_strides": (*m_parts.stride()[1:4], m_parts.stride(0)), "parts": parts,
+        "sinks_ptr": None, "out_strides": (*strides(o_parts[0], given), o_parts.stride(0)),
+        "row_strides": (*strides(m_parts[0], given), m_parts.stride(0)), "parts": parts,
         "part_keys": part_keys, "NAN_EMPTY": False, "IS_PART": True, "OVERLAPS": overlaps,
     }  # fmt: skip
     fold = _forward(given, o, arch, True, names, tiles)
     names = {
         "o_ptr": o_parts, "m_parts_ptr": m_parts, "d_parts_ptr": d_parts, "out_ptr": out,
         "lse_ptr": lse, "m_ptr": m, "d_ptr": d, "sinks_ptr": given.sinks,
-        "out_strides": out.stride()[:3], "q_len": q_len, "heads": q.shape[1], "rows": rows,
+        "cu_q_ptr": given.cu_seq_q, "cu_k_ptr": given.cu_seq_k,
+        "out_strides": strides(out, given), "row_strides": strides(lse, given),
+        "q_len": q_len, "k_len": k_len, "heads": q.shape[1], "rows": lse.numel(),
         "parts": parts, "NAN_EMPTY": o.nan_empty, "OVERLAPS": overlaps, "VALUE_DIM": value_dim,
-        "BLOCK_VALUE": padded(value_dim), "PARTS": next_power_of_two(parts), "PIECES": pieces,
+        "BLOCK_VALUE": padded(value_dim), "PARTS": next_power_of_two(held), "PIECES": pieces,
     }  # fmt: skip
-    merge = Launch(attention.merge_parts, rows * pieces, names, MERGE_WARPS, 1, overlaps)
+    programs = given.batch * q.shape[1] * q_len * pieces
+    merge = Launch(attention.merge_parts, programs, names, MERGE_WARPS, 1, overlaps)
     return Results(out, lse, m, d, [fold, merge], own)
 
 
@@ -130,9 +135,8 @@ def _parts(own: Own, parts: int, shape: Sequence[int]) -> tuple[Tensor, Tensor, 
     numbers = parts * math.prod(rows)
     size = ceil_div(numbers, ALIGNED) * ALIGNED
     whole = own.make((size * (value_dim + 2),), torch.float32)
-    batch, heads, q_len = rows
-    numbers_at = batch * heads * q_len, heads * q_len, q_len, 1
-    o_at = *(value_dim * stride for stride in numbers_at), 1
+    numbers_at = [math.prod(rows[at:]) for at in range(len(rows) + 1)]
+    o_at = [*(value_dim * stride for stride in numbers_at), 1]
     return (
         whole.as_strided((parts, *shape), o_at),
         whole.as_strided((parts, *rows), numbers_at, size * value_dim),

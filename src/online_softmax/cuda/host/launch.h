@@ -164,20 +164,35 @@ HOST_UNCHECKED inline void run(Request* request, void (*kernel)(const uint64_t*)
 
 // ---- arguments: 8 bytes each, to the kernel's own parameter types
 
-template <typename V>
+template <typename V, bool IS_CLASS = __is_class(V)>
 struct Slot {  // integers
-  static constexpr char KIND = 'i';
-  static V get(uint64_t slot) { return static_cast<V>(static_cast<int64_t>(slot)); }
+  static constexpr int WORDS = 1;
+  static constexpr char kind(int) { return 'i'; }
+  static V get(const uint64_t* slot) { return static_cast<V>(static_cast<int64_t>(*slot)); }
 };
 template <typename V>
-struct Slot<V*> {
-  static constexpr char KIND = 'p';
-  static V* get(uint64_t slot) { return reinterpret_cast<V*>(slot); }
+struct Slot<V*, false> {
+  static constexpr int WORDS = 1;
+  static constexpr char kind(int) { return 'p'; }
+  static V* get(const uint64_t* slot) { return reinterpret_cast<V*>(*slot); }
 };
 template <>
-struct Slot<float> {
-  static constexpr char KIND = 'f';
-  static float get(uint64_t slot) { return __builtin_bit_cast(float, uint32_t(slot)); }
+struct Slot<float, false> {
+  static constexpr int WORDS = 1;
+  static constexpr char kind(int) { return 'f'; }
+  static float get(const uint64_t* slot) { return __builtin_bit_cast(float, uint32_t(*slot)); }
+};
+// A kernel's last parameter may be a struct, each field an argument: its KINDS repeat to its end. (The
+// driver reads it from where its first word lies, so nothing may follow.)
+template <typename V>
+struct Slot<V, true> {
+  static constexpr int WORDS = int(sizeof(V) / 8);
+  static constexpr char kind(int word) { return V::KINDS[word % int(sizeof(V::KINDS) - 1)]; }
+  static V get(const uint64_t* slot) {
+    V value;
+    memcpy(&value, slot, sizeof(V));
+    return value;
+  }
 };
 
 template <int... I>
@@ -192,11 +207,22 @@ template <auto KERNEL>
 struct Entry;
 template <typename... P, void (*KERNEL)(P...)>
 struct Entry<KERNEL> {
-  static constexpr char KINDS[] = {Slot<P>::KIND..., 0};
+  struct Kinds {
+    char letters[(Slot<P>::WORDS + ... + 1)] = {};
+    constexpr Kinds() {
+      int at = 0;
+      (append<Slot<P>>(at), ...);
+    }
+    template <typename S>
+    constexpr void append(int& at) {
+      for (int word = 0; word < S::WORDS; ++word) letters[at++] = S::kind(word);
+    }
+  };
+  static constexpr Kinds KINDS = {};
   template <int... I>
   static void unpack(const uint64_t* slots, Indices<I...>) {
     (void)slots;
-    KERNEL(Slot<P>::get(slots[I])...);
+    KERNEL(Slot<P>::get(slots + I)...);
   }
   static void call(const uint64_t* slots) {
     unpack(slots, typename Count<int(sizeof...(P))>::Type());
@@ -211,7 +237,7 @@ struct Kernel {
 }  // namespace host
 
 // The list that the generated file ends with: HOST_KERNELS(HOST_KERNEL(a<float>), HOST_KERNEL(b))
-#define HOST_KERNEL(...) {host::Entry<&__VA_ARGS__>::KINDS, host::Entry<&__VA_ARGS__>::call}
+#define HOST_KERNEL(...) {host::Entry<&__VA_ARGS__>::KINDS.letters, host::Entry<&__VA_ARGS__>::call}
 #define HOST_KERNELS(...)                                                                         \
   static const host::Kernel host_kernels[] = {__VA_ARGS__};                                       \
   extern "C" __attribute__((visibility("default"))) const char* online_softmax_kinds(int64_t i) { \

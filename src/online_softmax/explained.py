@@ -1,0 +1,146 @@
+"""What `explain` says of what is not softmax: the other row operations, token_stats,
+linear_cross_entropy and attention. Each function gives lines, the first with the kernel."""
+
+from __future__ import annotations
+
+from online_softmax import attentionplan, catalogue, invariance, linearplan, rowchoice, rowplan
+from online_softmax import statskernels as stats
+from online_softmax.plan import Problem, ceil_div
+
+ROWS = (*rowplan.OPERATIONS, *rowplan.ELEMENTWISE)
+SIZES: dict[str, dict[str, int]] = {  # what an op takes beside rows and cols, and what it is if not
+    "linear_cross_entropy": {"hidden": 4096},
+    "attention": {"batch": 1, "heads": 32, "kv_heads": 0, "head_dim": 128},
+}
+ITEM_BYTES = {**rowplan.ITEM_BYTES, "float64": 8}
+FLOAT_BYTES = 4
+
+
+def of_rows(op: str, problem: Problem) -> list[str]:
+    """log_softmax, logsumexp, and the gradients of all three."""
+    if missing := _missing(problem):
+        return [f"reference: the definition, in PyTorch operations: {missing}"]
+    if op in rowplan.ELEMENTWISE:
+        why = "an element at a time, as x lies: one read, one write; nothing to choose"
+        return [f"{op}: {why}"]
+    row = rowchoice.chosen(op, problem, invariance.setting.is_on)
+    lines = [f"{row.kernel}: {row.why}"]
+    if cut := rowchoice.few(op, problem):
+        other = rowchoice.chosen(op, problem) if not invariance.setting.is_on else cut
+        lines.append(f"  with batch_invariant({not invariance.setting.is_on}): {other.why}")
+    for name in rowplan.IDEAS:
+        if name != row.kernel:
+            why = [*rowplan.reasons(name, op, problem), rowplan.WHY_NOT[name]][0]
+            lines.append(f"  not {name}: {why}")
+    return lines
+
+
+def of_stats(problem: Problem) -> list[str]:
+    """token_stats, of logits (tokens, classes)."""
+    missing = _missing(problem)
+    if not missing and problem.cols > stats.MOST_COLS:
+        missing = f"ranks of more than {stats.MOST_COLS} columns do not fit float32"
+    if missing:
+        return [f"reference: log_softmax, logsumexp and PyTorch operations: {missing}"]
+    from online_softmax.cuda import tokenstats_launch as launch
+
+    cut = launch.cut(problem.cols, ITEM_BYTES[problem.dtype])
+    parts = "a part a row" if cut.parts == 1 else f"{cut.parts} parts a row"
+    return [
+        f"split: {parts}, {cut.block} threads each, by the columns alone: one read",
+        "  a second kernel merges a row's parts, and what may be among the first top_k of each",
+        f"  past top_k {launch.MOST_COUNT}: rows are sorted for the top part",
+        "  gradient: by lse, entropy and the target's log-probability at once: one read, one write",
+    ]
+
+
+def of_linear(problem: Problem, hidden: int) -> list[str]:
+    """linear_cross_entropy, of (tokens, hidden) and (classes, hidden)."""
+    tokens, classes = problem.rows, problem.cols
+    item = ITEM_BYTES[problem.dtype]
+    wide = max(item, FLOAT_BYTES)
+    beside, sums = (item, wide) if item < wide else (0, 0)
+    cols = linearplan.block_cols(tokens, classes, wide, beside)
+    cut = linearplan.fast_cut(tokens, hidden, classes, wide, beside, sums)
+    most = {
+        memory: linearplan.most_bytes(memory, tokens, hidden, classes, wide, item) / 1e6
+        for memory in ("low", "fast")
+    }
+    blocks = _count(ceil_div(classes, cols), "block")
+    groups = _count(ceil_div(tokens, cut.group), "group")
+    missing = _missing(problem)
+    rows = f"torch operations on each block: {missing}" if missing else "kernels on each block"
+    return [
+        f"low: {blocks} of {min(cols, classes)} classes with all {tokens} tokens; "
+        f"at most {most['low']:.0f} MB beside the gradients",
+        f'  memory="fast": {groups} of {cut.group} tokens in chunks of {cut.chunk}, with all '
+        f"classes: the gradient is made in the forward; {most['fast']:.0f} MB",
+        f"  products by torch's matrix multiplication, hidden {hidden}; the rows by {rows}",
+        "  low is what memory= is by default; fast where the logits' gradient fits",
+    ]
+
+
+def of_attention(
+    problem: Problem, batch: int, heads: int, kv_heads: int, head_dim: int
+) -> list[str]:
+    """attention, of q_len x k_len."""
+    q_len, k_len, arch = problem.rows, problem.cols, problem.arch
+    item, dim = ITEM_BYTES[problem.dtype], attentionplan.padded(head_dim)
+    why = catalogue.lacks("triton")
+    if problem.dtype not in rowplan.ITEM_BYTES:
+        why = f"Triton's kernels take {', '.join(rowplan.ITEM_BYTES)}; this is {problem.dtype}"
+    elif head_dim > attentionplan.MAX_HEAD_DIM:
+        why = f"they take head_dim up to {attentionplan.MAX_HEAD_DIM}; this is {head_dim}"
+    if why:
+        return [f"reference: the definition, tiles in PyTorch operations: {why}"]
+    group = heads // kv_heads
+    if q_len <= attentionplan.MAX_DECODE_QUERIES:
+        tiles = attentionplan.decode(item, dim, q_len * group)
+        keys = attentionplan.part_keys(k_len)
+        parts = max(ceil_div(k_len, keys), 1)
+        blocks = ceil_div(q_len * group, tiles.block_q)
+        programs = parts * blocks * kv_heads * batch
+        shared = f"; the {group} heads that share keys together" if group > 1 else ""
+        lines = [f"triton, a decode: {_words(tiles)}{shared}: {_blocks(programs, problem)}"]
+        if parts > 1:
+            lines.append(
+                f"  keys in {parts} parts of {keys}, by their number alone: the same bits in any "
+                "batch; a second kernel merges their states"
+            )
+        else:
+            lines.append(f"  keys in one part: {k_len} are no more than {keys}")
+    else:
+        tiles = attentionplan.tiles("forward", arch, item, dim)
+        programs = batch * heads * ceil_div(q_len, tiles.block_q)
+        lines = [f"triton: {_words(tiles)}: {_blocks(programs, problem)}"]
+        lines.append(f"  one pass over the keys: {attentionplan.why(arch, item, dim)}")
+    by_keys, by_queries = (
+        _words(attentionplan.tiles(name, arch, item, dim)) for name in ("by_keys", "by_queries")
+    )
+    lines.append(f"  gradient by k and v: a block owns keys: {by_keys}")
+    lines.append(
+        f"  gradient by q: a block owns queries: {by_queries}; nothing is added atomically"
+    )
+    if padding := dim - head_dim:
+        lines.append(f"  head_dim {head_dim} is padded to {dim}: {padding} columns of zeros")
+    return lines
+
+
+def _words(t: attentionplan.Tiles) -> str:
+    stages = "1 stage" if t.stages == 1 else f"{t.stages} stages"
+    return f"tiles of {t.block_q} queries x {t.block_k} keys, {t.warps} warps, {stages}"
+
+
+def _blocks(programs: int, problem: Problem) -> str:
+    return f"{_count(programs, 'block')} for {problem.multiprocessors} multiprocessors"
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
+
+
+def _missing(problem: Problem) -> str | None:
+    """Why no CUDA kernel of ours takes rows of this type, or None."""
+    if problem.dtype not in rowplan.ITEM_BYTES:
+        return f"kernels take {', '.join(rowplan.ITEM_BYTES)}; this is {problem.dtype}"
+    return catalogue.lacks("cuda")

@@ -1,0 +1,52 @@
+"""The command `explain`: the planner's choice for an operation, and its reasons."""
+
+from __future__ import annotations
+
+import typer
+
+from online_softmax.lab import options
+
+
+def explain(
+    context: typer.Context,
+    rows: options.ExplainedRows,
+    cols: options.ExplainedCols,
+    dtype: options.ExplainedType = "float32",
+    arch: options.ExplainedArch = None,
+    op: options.ExplainedOp = "softmax",
+    hidden: options.ExplainedHidden = None,
+    batch: options.ExplainedBatch = None,
+    heads: options.ExplainedHeads = None,
+    kv_heads: options.ExplainedKvHeads = None,
+    head_dim: options.ExplainedHeadDim = None,
+) -> None:
+    """Print the planner's choice and its reasons."""
+    import torch
+
+    from online_softmax import explained, explanation, jit, plan
+    from online_softmax.lab import arguments
+    from online_softmax.lab.inputs import BadInput
+
+    size = arguments.sizes([rows, cols, *context.args])
+    kind, arches = arguments.dtype_name(dtype), arguments.arches(arch)
+    if op not in explanation.OPERATIONS:
+        raise BadInput(f"--op {op}: give one of {', '.join(explanation.OPERATIONS)}")
+    given = {"hidden": hidden, "batch": batch, "heads": heads, "kv_heads": kv_heads}
+    sizes = {}
+    for name, text in (given | {"head_dim": head_dim}).items():
+        option = f"--{name.replace('_', '-')}"
+        if name not in explained.SIZES.get(op, {}):
+            of = next(other for other, names in explained.SIZES.items() if name in names)
+            arguments.only_with(f"--op {of}", {option: text})
+        number = arguments.whole(option, text)
+        if number is not None:
+            sizes[name] = number
+    if not arches:
+        arches = [jit.device_arch() if torch.cuda.is_available() else plan.DEFAULT_ARCH]
+    try:
+        said = [explanation.explain(*size, kind, each, op=op, **sizes) for each in arches]
+    except ValueError as error:  # an architecture that came out after the planner's facts; heads
+        raise BadInput(str(error).removeprefix("explain(): ")) from None
+    if len(said) > 1:
+        said = [f"on {each}\n{text}" for each, text in zip(arches, said, strict=True)]
+    typer.echo("\n\n".join(said))

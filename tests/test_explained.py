@@ -1,0 +1,127 @@
+"""`explain` of every operation: what it says is what runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from online_softmax import attentionplan, catalogue, explain, explanation, linearplan, rowchoice
+from online_softmax.cuda import tokenstats_launch
+from online_softmax.plan import Problem
+
+needs_cuda_bindings = pytest.mark.skipif(
+    catalogue.lacks("cuda") is not None, reason="explain says what is missing instead"
+)
+needs_triton = pytest.mark.skipif(
+    catalogue.lacks("triton") is not None, reason="explain says what is missing instead"
+)
+
+
+def lines(*args: Any, **options: Any) -> list[str]:
+    return explain(*args, **options).splitlines()
+
+
+@needs_cuda_bindings
+@pytest.mark.parametrize("op", ["log_softmax", "logsumexp", "softmax_backward"])
+@pytest.mark.parametrize("cols", [64, 32_000, 300_000])
+def test_rows(op: str, cols: int) -> None:
+    row = rowchoice.chosen(op, Problem(4096, cols, "bfloat16"))
+    found = lines(4096, cols, "bfloat16", op=op)
+    assert found[0] == f"{row.kernel}: {row.why}"
+    named = {line.split("not ")[1].split(":")[0] for line in found[1:]}
+    assert named == {"registers", "landed", "streamed", "split"} - {row.kernel}
+    assert lines(4, 4, "float64", op=op)[0].startswith("reference: ")
+
+
+@needs_cuda_bindings
+def test_few_rows_and_other_bits() -> None:
+    found = lines(1, 32_000, "bfloat16", op="log_softmax")
+    cut = rowchoice.few("log_softmax", Problem(1, 32_000, "bfloat16"))
+    assert cut is not None
+    assert f"  with batch_invariant(False): {cut.why}" in found
+
+
+@needs_cuda_bindings
+def test_token_stats() -> None:
+    cut = tokenstats_launch.cut(128_256, 2)
+    found = lines(8192, 128_256, "bfloat16", op="token_stats")
+    assert found[0].startswith(f"split: {cut.parts} parts a row, {cut.block} threads")
+    assert "float64" in lines(4, 4, "float64", op="token_stats")[0]
+    assert "do not fit float32" in lines(1, 1 << 25, op="token_stats")[0]
+
+
+@needs_cuda_bindings
+def test_linear_cross_entropy() -> None:
+    found = lines(8192, 128_256, "bfloat16", op="linear_cross_entropy", hidden=4096)
+    assert found[0].startswith(f"low: 16 blocks of {linearplan.block_cols(8192, 128_256, 4, 2)}")
+    cut = linearplan.fast_cut(8192, 4096, 128_256, 4, 2, 4)
+    assert f"1 group of {cut.group} tokens in chunks of {cut.chunk}" in found[1]
+    most = linearplan.most_bytes("fast", 8192, 4096, 128_256, 4, 2)
+    assert f"{most / 1e6:.0f} MB" in found[1]
+
+
+@needs_triton
+def test_attention() -> None:
+    found = lines(16_384, 16_384, "bfloat16", op="attention", heads=16)
+    t = attentionplan.tiles("forward", "sm_90a", 2, 128)
+    assert found[0].startswith(f"triton: tiles of {t.block_q} queries x {t.block_k} keys, 8 warps")
+    assert f": {16 * 16_384 // t.block_q} blocks for 132 multiprocessors" in found[0]
+    assert "chosen by the clock among seven, on an H200" in found[1]
+    assert "nobody timed them" in lines(100, 100, "bfloat16", "sm_80", op="attention")[1]
+    assert "nobody has measured sm_80" in lines(100, 100, "bfloat16", "sm_80", op="attention")[-1]
+    assert "head_dim 80 is padded to 128" in lines(100, 100, op="attention", head_dim=80)[-1]
+    (line,) = lines(100, 100, "float64", op="attention")
+    assert line.startswith("reference: ")
+    assert "this is 300" in lines(100, 100, "float16", op="attention", head_dim=300)[0]
+
+
+@needs_triton
+@pytest.mark.parametrize("k_len", [200, 65_536])
+def test_a_decode(k_len: int) -> None:
+    """As many blocks and parts as the launch has."""
+    launch = pytest.importorskip("online_softmax.triton.attention_launch")
+    sizes = {"batch": 3, "heads": 8, "kv_heads": 2, "head_dim": 64}
+    found = lines(1, k_len, "bfloat16", op="attention", **sizes)
+    q = torch.empty(3, 8, 1, 64, dtype=torch.bfloat16, device="meta")
+    k = torch.empty(3, 2, k_len, 64, dtype=torch.bfloat16, device="meta")
+    given = launch.Inputs(q, k, k, None, None, None, None, None)
+    o = attentionplan.Options(0, 0, None, -1, -1, False, None, False)
+    first = launch.forward(given, o, "sm_90a", False).launches[0]
+    tiles = f"tiles of {first.arguments['BLOCK_Q']} queries x {first.arguments['BLOCK_K']} keys"
+    assert found[0].startswith(f"triton, a decode: {tiles}")
+    assert f": {first.programs} blocks for" in found[0]
+    parts = first.arguments["parts"]
+    assert found[1].startswith(f"  keys in {parts if parts > 1 else 'one'} part")
+
+
+@pytest.mark.parametrize("op", explanation.OPERATIONS)
+def test_every_operation_says_something(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for dtype in ("float32", "bfloat16", "float64"):
+        for shape in ((0, 0), (1, 1), (3, 70_000)):
+            assert len(lines(*shape, dtype, op=op)[0]) > 20
+    missing = {"cuda": "no NVRTC", "triton": "no Triton"}
+    monkeypatch.setattr(catalogue, "lacks", missing.get)
+    assert "no NVRTC" in explain(64, 64, op=op) or op == "attention"
+    assert "no Triton" in explain(64, 64, op="attention")
+
+
+WRONG = {
+    "a size of another": (TypeError, "takes rows and cols alone, got heads",
+                          lambda: explain(2, 2, heads=2)),
+    "an unknown size": (TypeError, "takes batch, heads, kv_heads, head_dim, got dim",
+                        lambda: explain(2, 2, op="attention", dim=2)),
+    "no number": (TypeError, "heads must be an int",
+                  lambda: explain(2, 2, op="attention", heads=2.0)),
+    "none": (ValueError, "at least 1", lambda: explain(2, 2, op="attention", head_dim=0)),
+    "heads": (ValueError, "must divide heads, got 4 and 3",
+              lambda: explain(2, 2, op="attention", heads=4, kv_heads=3)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_errors(name: str) -> None:
+    error, message, call = WRONG[name]
+    with pytest.raises(error, match=message):
+        call()
