@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from online_softmax import attention, attention_varlen, attentioncalls, jit
+from online_softmax import attention, attention_varlen, attentioncalls
 from online_softmax.attentionarguments import check_options
 from online_softmax.attentionplan import Options
 from online_softmax.catalogue import arch_of
@@ -86,12 +86,14 @@ def torchs(q_len: int, k_len: int, keys: int, device: str) -> dict[str, Call]:
 
 def unkept(call: Call) -> Call:
     """The call as one that none came before, and that none will come after."""
-    kept, keep = jit._kept, attentioncalls._keep
 
     def whole() -> None:
+        kept, keep = attentioncalls._kept, attentioncalls._keep
         attentioncalls._kept, attentioncalls._keep = {}, lambda *_: None
-        call()
-        attentioncalls._kept, attentioncalls._keep = kept, keep
+        try:
+            call()
+        finally:
+            attentioncalls._kept, attentioncalls._keep = kept, keep
 
     return whole
 

@@ -12,8 +12,9 @@
 # Stages: prepare, cells, merge, accuracy, fusion, host, tuning; prepare-losses, losses;
 # prepare-attention, attention (merges of parts among it); prepare-linear, linear: for each of these
 # nothing of the others is needed. All that measure cells are cut in shards, one a GPU, and one that
-# its seconds end goes on where it stopped when the command is run again. PYTHON names the interpreter (python3), CACHE a
-# folder for what compilers make (OUT/cache), CUDA_VISIBLE_DEVICES the GPUs (all).
+# its seconds end goes on where it stopped when the command is run again. PYTHON names the
+# interpreter (python3), CACHE a folder for what compilers make (OUT/cache), CUDA_VISIBLE_DEVICES
+# the GPUs (all).
 # To go on with a stored file on one GPU, put it where that GPU's shard would be:
 #   cp benchmarks/results/h200/bench-rows.jsonl OUT/shards/cells-1-0.jsonl
 # (on N GPUs: cells-N-0.jsonl to cells-N-(N-1).jsonl; `merge` keeps one line a cell).

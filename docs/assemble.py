@@ -131,7 +131,7 @@ def relink(text: str, page: str) -> str:
 
 def page_of(path: str) -> str:
     """The page that a file of the repository becomes."""
-    text = (ROOT / path).read_text()
+    text = (ROOT / path).read_text(encoding="utf-8")
     if not path.endswith(".md"):
         fence = "`" * max(3, *(len(run) + 1 for run in ["", *re.findall(r"`+", text)]))
         language = FENCE.get(posixpath.splitext(path)[1], "text")
@@ -158,7 +158,7 @@ def files() -> list[str]:
         page = todo.pop()
         if not page.endswith(".md"):
             continue
-        for target in targets((ROOT / page).read_text()):
+        for target in targets((ROOT / page).read_text(encoding="utf-8")):
             path = resolve(target, page)
             if path and path not in found:
                 found[path] = None
@@ -253,7 +253,7 @@ def on_post_build(config: Any) -> None:
     for path in sorted(Path(config.site_dir).rglob("*")):
         if path.suffix not in (".html", ".css"):
             continue
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         if found := foreign(path.name, text):
             raise SystemExit(f"{path}: loads {', '.join(found)}; the site must need no network")
         if path.suffix == ".html" and (found := unparsed(text)):

@@ -154,7 +154,9 @@ def run_loss(x: torch.Tensor, is_plain: bool) -> bool:
     over = cekernels.forward_with_gradient(copy, target, ones, weight, **given, out=copy)
     eps = torch.finfo(x.dtype).eps
     pairs = [(loss, want, 1e-5), (both.loss, want, 1e-5)]
-    pairs += [(each, want_dx, 1e-6 + eps) for each in (dx, both.dlogits, over.dlogits)]
+    # A copy of the last: it is rescaled in place below.
+    made = (dx, both.dlogits, over.dlogits.clone())
+    pairs += [(each, want_dx, 1e-6 + eps) for each in made]
     counted = 2.0 if weight is None else float(weight[[0, cols - 1]].double().sum())
     r = cereduce.Reduction("mean", x.dtype)
     mean, total = cereduce.by_kernel(loss, target, weight, cols, -100, r)

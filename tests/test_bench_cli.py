@@ -50,7 +50,8 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     us = {"ceiling": 90.0, "ours": 100.0, "torch": 200.0}
     monkeypatch.setattr(benchclock, "gpu_setting", lambda values: setting(us, values=values))
     monkeypatch.setattr(contenders, "contenders", found)
-    monkeypatch.setattr(benchcli, "_header", lambda rivals, values: replace(HEADER, values=values))
+    headed = lambda rivals, values: replace(HEADER, values=values)  # noqa: E731
+    monkeypatch.setattr(benchcli, "header_now", headed)
     return given
 
 
@@ -120,6 +121,9 @@ def test_losses_have_a_grid_of_their_own():
         (["softmax", "--prepare", "--accuracy"], "--prepare and --accuracy, one of them, stand"),
         (["--tune", "softmax", "--prepare"], "--prepare and --accuracy, one of them, stand"),
         (["--from", "no/such.jsonl"], "such.jsonl cannot be read: No such file or directory"),
+        (["--from", "x.jsonl", "--tune", "softmax"], "--from shows what was kept: --tune cannot"),
+        (["--from", "x.jsonl", "--seconds", "1"], "--seconds cannot change it"),
+        (["--from", "x.jsonl", "--values", "ascending"], "--values cannot change it"),
     ],
 )
 def test_what_is_wrong_is_one_line(arguments: list[str], said: str):
@@ -181,7 +185,7 @@ def test_results_of_other_sources_are_told(
     saved = tmp_path / "run.jsonl"
     run("softmax", "--cells", "3x40", "--dtype", "fp32", "--save", saved)
     other = replace(HEADER, versions={"sources": "def"})
-    monkeypatch.setattr(benchcli, "_header", lambda rivals, values: other)
+    monkeypatch.setattr(benchcli, "header_now", lambda rivals, values: other)
     done = invoke("softmax", *CELLS, "--dtype", "fp32", "--resume", "--save", saved)
     assert "has results of other kernel sources; they stay" in done.stderr
 

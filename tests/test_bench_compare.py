@@ -140,7 +140,11 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path):
     for words, said in (
         (["--compare", old], "--compare takes two files, OLD and NEW; there are 1"),
         (["--compare", old, other], "have no timed cell in common"),
-        (["--compare", old, tmp_path / "none"], "cannot be read"),
+        (["--compare", old, tmp_path / "none"], "error: " + str(tmp_path / "none") + " cannot"),
+        (["--compare", old, old, "--save", tmp_path / "x"], "--save cannot change it"),
+        (["--compare", old, old, "--list"], "--list cannot change it"),
+        (["--compare", old, old, "--from", old], "--from cannot change it"),
+        (["--compare", old, old, "--shard", "0/2"], "--shard cannot change it"),
     ):
         done = invoke(*words)
         assert done.exit_code == 2

@@ -192,7 +192,7 @@ def test_a_file_without_a_cell_says_so(tmp_path: Path):
 @pytest.fixture
 def pretended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpuclock, "setting", lambda values: setting(values=values))
-    monkeypatch.setattr(benchcli, "_header", lambda rivals, values: HEADER)
+    monkeypatch.setattr(benchcli, "header_now", lambda rivals, values: HEADER)
 
 
 @without_gpu

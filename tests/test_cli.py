@@ -81,7 +81,7 @@ def test_wrong_kernel_ends_with_1(monkeypatch: pytest.MonkeyPatch):
         (["--only", "v9"], "--only v9: no name starts so; there are safe, v0_thread"),
         (["--rows", 1, "--cols", 10**11, "--only", "v2"], "GiB: ask for fewer rows or columns"),
         (["--rows", 10**8, "--cols", 10**5, "--only", "v3,v5", "--seconds", 1], "GiB"),
-        (["--from", "x.jsonl", "--only", "v2"], "--from shows a run that was kept: --only"),
+        (["--from", "x.jsonl", "--only", "v2"], "--from shows what was kept: --only"),
         (["--from", "x.jsonl", "--rows", 3], "--rows cannot change it"),
         (["--block", "33"], "--block 33: give one of 32, 64"),
         (["--against", "cudnn"], "--against cudnn: there are torch, compile"),

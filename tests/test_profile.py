@@ -6,11 +6,21 @@ import json
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from cli_kit import needs_compiler, refusal, run
 from online_softmax import catalogue
 from online_softmax.catalogue import KERNELS
-from online_softmax.lab import laddertables, ncu, opjudge, profile, profiledriver, profilefile, sass
+from online_softmax.lab import (
+    cli,
+    laddertables,
+    ncu,
+    opjudge,
+    profile,
+    profiledriver,
+    profilefile,
+    sass,
+)
 from online_softmax.plan import Problem
 from profile_kit import ELEMENTS, H200, MARK, V3, asked, csv_of, stand_in
 
@@ -225,9 +235,22 @@ def test_other_files_are_refused(tmp_path, text: str):
         ("v3 --op logsumexp", "nothing to profile: v3_register_cache computes softmax, not"),
         ("v3 --cols 0", "--cols 0: give a whole number, at least 1"),
         ("v3 --dtype float64", "no kernel takes dtype 'float64'"),
-        ("--from x.jsonl --op softmax", "--from shows a run that was kept: --op cannot change it"),
+        ("--from x.jsonl --op softmax", "--from shows what was kept: --op cannot change it"),
         ("--from gone.jsonl", "--from gone.jsonl cannot be read: No such file"),
     ],
 )
 def test_wrong_words_are_one_line(words: str, why: str):
     assert why in refusal("profile", *words.split())
+
+
+@needs_compiler
+@pytest.mark.parametrize("option", ["--save", "--raw"])
+def test_a_full_disk_is_one_line(tmp_path, monkeypatch, option: str):
+    stand_in(tmp_path, monkeypatch, 'cat "$0.csv"')
+    (tmp_path / "bin" / "ncu.csv").write_text(csv_of([(MARK, {"time_us": 2.0}), ("v2", V3)]))
+    words = ("profile", "v2", "--rows", 2, "--cols", 8, "--json", option, "/dev/full")
+    done = CliRunner().invoke(cli.app, [str(word) for word in words])
+    assert (done.exit_code, done.stderr) == (
+        2,
+        f"error: {option} /dev/full: No space left on device\n",
+    )

@@ -208,6 +208,9 @@ def test_downloads(small: Path):
         assert [x[5] for x in mine] == ["ceiling", "ours", "torch", "quack"]
         assert float(mine[1][6]) == pytest.approx(CELL.ideal_bytes / 4e6 / 0.9, rel=1e-6)
         assert mine[3][-1] == SCRIPT
+        given = '{columns: [["a", "text"]], rows: [["=1+1"], ["-1.5 %"], [-2], ["-x"], ["@a,b"]]}'
+        said = page.evaluate(f"csv({given})").split("\r\n")
+        assert said == ["a", "'=1+1", "-1.5 %", "-2", "'-x", '"\'@a,b"', ""]
         name, data = downloaded(page, figure(page, "ladder").get_by_role("button", name="PNG"))
         assert name == "online-softmax-ladder.png"
         assert data.startswith(b"\x89PNG")

@@ -81,7 +81,7 @@ def test_bars_move(path: Path):
         page.keyboard.press("ArrowRight")
         second = page.eval_on_selector_all(bars, heights)
         alike(second, [math.exp(x - 9) for x in (1, 5, 3, 9, 2)], 1e-3, 1e-6)
-        assert page.locator("#strips .levels output").inner_text() == "9"
+        assert page.locator("#strips .levels .value").inner_text() == "9"
         assert (
             page.eval_on_selector(bars, "bar => getComputedStyle(bar).transitionDuration") == "0s"
         )

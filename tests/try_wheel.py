@@ -1,8 +1,8 @@
 """Builds sdist and wheel, installs the wheel into an environment of its own, and uses it there.
 
-`python tests/try_wheel.py FOLDER`, with hatchling at hand and no network. The wheel is built from
-the sdist, unpacked, as an installer would. torch and the rest are those of this interpreter; the
-package is not.
+`python tests/try_wheel.py FOLDER`, with hatchling and ensurepip at hand and no network. The
+wheel is built from the sdist, unpacked, as an installer would. torch and the rest are those of this
+interpreter; the package is not.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tarfile
 import tempfile
 import venv
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -63,13 +63,14 @@ def missing(names: set[str]) -> list[str]:
 
 
 def main(folder: Path) -> None:
+    if find_spec("hatchling") is None:
+        sys.exit(f"no hatchling in {sys.executable}, which builds the wheel: pip install hatchling")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     with tempfile.TemporaryDirectory() as name:
         temporary = Path(name)
         sdist = built("sdist", ROOT, folder.resolve())
-        with tarfile.open(sdist) as archive:
-            archive.extractall(temporary, filter="data")
+        shutil.unpack_archive(sdist, temporary)
         source = temporary / sdist.name.removesuffix(".tar.gz")
         wheel = built("wheel", source, folder.resolve())
         with zipfile.ZipFile(wheel) as archive:
@@ -81,7 +82,7 @@ def main(folder: Path) -> None:
             sys.exit(f"{wheel.name} holds more than the package: {', '.join(sorted(strangers))}")
 
         home = temporary / "environment"
-        venv.create(home)
+        venv.create(home, with_pip=True)  # pip's --python is not in that of every Python 3.10
         python = home / "bin" / "python"
         ask = "import site; print(site.getsitepackages()[0])"
         site = Path(run(python, "-c", ask, cwd=home).strip())
@@ -89,7 +90,7 @@ def main(folder: Path) -> None:
         # not the checkout.
         (site / "others.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
         install = ("install", "--no-index", "--no-deps", "--quiet", wheel)
-        run(sys.executable, "-m", "pip", "--python", python, *install, cwd=temporary)
+        run(python, "-m", "pip", *install, cwd=temporary)
 
         elsewhere = temporary / "elsewhere"
         elsewhere.mkdir()

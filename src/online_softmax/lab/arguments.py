@@ -232,7 +232,7 @@ def nothing_beside(option: str, given: Mapping[str, object]) -> None:
     """Refuse options that would say nothing beside another."""
     ignored = [name for name, value in given.items() if value is not None and value is not False]
     if ignored:
-        raise BadInput(f"{option} shows a run that was kept: {ignored[0]} cannot change it")
+        raise BadInput(f"{option} shows what was kept: {ignored[0]} cannot change it")
 
 
 # ---- the input

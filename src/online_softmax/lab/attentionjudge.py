@@ -19,6 +19,7 @@ from torch import Tensor
 from online_softmax.lab.fusedsizes import parsed
 from online_softmax.lab.grid import Cell
 from online_softmax.lab.opjudge import ATOL, OUR_ULPS, RTOL, Judged
+from online_softmax.lab.tally import Tally
 
 CHUNK = 2**25  # float64 scores at a time
 GROUPS = 2  # heads that share keys, compared whole: the first and the last
@@ -27,37 +28,12 @@ OUR_UNITS, RIVAL_UNITS = 2.0, 8.0  # of rounding, of the share
 BACKWARD = ("dq", "dk", "dv")
 
 
-class _Tally:
-    """The errors of several results, and the first that is wrong."""
-
-    def __init__(self, units: float) -> None:
-        self.units, self.why = units, ""
-        self.worst = self.share_max = self.share_sum = 0.0
-        self.count = 0
-
-    def add(self, what: str, found: Tensor, want: Tensor, size: Tensor) -> None:
-        """Compare one result; `size`, of want's shape, is what an error is a share of."""
-        info = torch.finfo(found.dtype)
-        rounding = 0.0 if found.dtype == torch.float32 else self.units * info.eps
-        off = (found.double() - want).abs()
-        allowed = (EXACT + rounding) * size + info.smallest_normal * info.eps
-        right = off <= allowed  # NaN is wrong too
-        off = off.nan_to_num(0.0, posinf=0.0)
-        share = (off / size).nan_to_num(0.0, posinf=0.0)
-        self.worst = max(self.worst, float(off.max()))
-        self.share_max = max(self.share_max, float(share.max()))
-        self.share_sum, self.count = self.share_sum + float(share.sum()), self.count + off.numel()
-        if not self.why and not bool(right.all()):
-            at = tuple((~right).nonzero()[0].tolist())
-            self.why = (
-                f"{what}{list(at)} is {float(found[at]):.9g}, should be {float(want[at]):.9g} "
-                f"(allowed error {float(allowed[at]):.2g}); {int((~right).sum())} of "
-                f"{right.numel()} compared there are wrong"
-            )
-
-    def judged(self) -> Judged:
-        mean = self.share_sum / max(self.count, 1)
-        return Judged(not self.why, self.worst, self.why, self.share_max, mean)
+def _add(tally: Tally, units: float, what: str, found: Tensor, want: Tensor, size: Tensor) -> None:
+    """Compare one result; `size`, of want's shape, is what an error is a share of."""
+    info = torch.finfo(found.dtype)
+    rounding = 0.0 if found.dtype == torch.float32 else units * info.eps
+    allowed = (EXACT + rounding) * size + info.smallest_normal * info.eps
+    tally.add(want, found.double(), allowed, size, what)
 
 
 def _unfit(names: Sequence[str], made: Any, wanted: Sequence[Tensor]) -> str:
@@ -88,7 +64,7 @@ def check_attention(cell: Cell, tensors: Sequence[Tensor], made: Any, ulps: floa
     names = BACKWARD if is_backward else ("out",)
     if why := _unfit(names, made, (q, kv[0], kv[1]) if is_backward else (q,)):
         return Judged(False, math.nan, why)
-    tally = _Tally(OUR_UNITS if ulps <= OUR_ULPS else RIVAL_UNITS)
+    tally, units = Tally(), OUR_UNITS if ulps <= OUR_ULPS else RIVAL_UNITS
     shared = q.shape[1] // kv.shape[2]
     is_causal = bool(parsed(cell.sizes)["causal"])
     for batch, head in _groups(kv.shape[1], kv.shape[2]):
@@ -98,13 +74,13 @@ def check_attention(cell: Cell, tensors: Sequence[Tensor], made: Any, ulps: floa
         if not is_backward:
             got = made[0] if isinstance(made, (tuple, list)) else made
             for rows, p in _probabilities(mine, k, is_causal):
-                tally.add("out", got[batch, heads, rows], p @ v, p @ v.abs())
+                _add(tally, units, "out", got[batch, heads, rows], p @ v, p @ v.abs())
             continue
         g = tensors[2][batch, heads].double()
         wanted = _gradients(mine, k, v, g, is_causal)
         found = (made[0][batch, heads], made[1][batch, head], made[2][batch, head])
         for name, got, (want, size) in zip(BACKWARD, found, wanted, strict=True):
-            tally.add(name, got, want, size)
+            _add(tally, units, name, got, want, size)
     return tally.judged()
 
 
@@ -155,7 +131,7 @@ def check_merge(tensors: Sequence[Tensor], made: Any, ulps: float) -> Judged:
     outs, lses = tensors[:2]
     if why := _unfit(("out", "lse"), made, (outs[0], lses[0])):
         return Judged(False, math.nan, why)
-    tally = _Tally(OUR_UNITS if ulps <= OUR_ULPS else RIVAL_UNITS)
+    tally, units = Tally(), OUR_UNITS if ulps <= OUR_ULPS else RIVAL_UNITS
     step = max(CHUNK // outs[:, 0].numel(), 1)
     for start in range(0, outs.shape[1], step):
         rows = slice(start, start + step)
@@ -164,7 +140,7 @@ def check_merge(tensors: Sequence[Tensor], made: Any, ulps: float) -> Judged:
         weights = (wide - lse).exp().unsqueeze(-1)
         parts = outs[:, rows].double()
         size = (parts.abs() * weights).sum(0)
-        tally.add("out", made[0][rows], (parts * weights).sum(0), size)
+        _add(tally, units, "out", made[0][rows], (parts * weights).sum(0), size)
         near = (RTOL * lse.abs() + ATOL) / EXACT
-        tally.add("lse", made[1][rows], lse, near)
+        _add(tally, units, "lse", made[1][rows], lse, near)
     return tally.judged()

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from online_softmax import catalogue, jit, plan
 from online_softmax.lab.ceilings import copy_call
+from online_softmax.lab.refusal import one_line
 from online_softmax.lab.rotation import (
     ROUND_US,
     SLOW_US,
@@ -44,6 +45,20 @@ class Timing:
     every: dict[int, float] = field(default_factory=dict)  # block -> quick median, all tried
     refused: str = ""  # why there is no time
 
+    @classmethod
+    def of(cls, per_round: Sequence[Sequence[float]]) -> Timing:
+        """The same of the times of each round."""
+        every = sorted(us for one in per_round for us in one)
+        medians = tuple(median(one) for one in per_round)
+        low, high = every[len(every) // 5], every[len(every) * 4 // 5]
+        return cls(median(medians), low, high, medians)
+
+    @classmethod
+    def refusal(cls, error: BaseException) -> Timing:
+        """Of a contender that raised."""
+        nan = float("nan")
+        return cls(nan, nan, nan, refused=one_line(error))
+
 
 def interleaved(
     buffers: Rotation,
@@ -65,8 +80,7 @@ def interleaved(
         except Exception as error:  # a rival may fail in any way: a row, not the end of the run
             if name not in may_fail:
                 raise
-            nan = float("nan")
-            timings[name] = Timing(nan, nan, nan, refused=f"{type(error).__name__}: {error}"[:300])
+            timings[name] = Timing.refusal(error)
             torch.cuda.synchronize()
             recorder = Recorder()  # a pool may not outlive its first graph's failure
     samples: dict[str, list[list[float]]] = {name: [] for name in graphs}
@@ -79,12 +93,7 @@ def interleaved(
             if graph.estimate_us < min(SLOW_US, round_us / 2):
                 graph.replay_us(1)  # the previous contender's last lines leave the L2
             samples[name].append(graph.replay_us(replays, round_us))
-    for name, per_round in samples.items():
-        every = sorted(us for one in per_round for us in one)
-        medians = tuple(median(one) for one in per_round)
-        low, high = every[len(every) // 5], every[min(len(every) * 4 // 5, len(every) - 1)]
-        timings[name] = Timing(median(medians), low, high, medians)
-    return timings
+    return timings | {name: Timing.of(per_round) for name, per_round in samples.items()}
 
 
 def _variant(record: catalogue.Kernel, numbers: Any) -> Call:

@@ -85,7 +85,7 @@ class Words:
         return grid.shard(cells, self.shard)
 
 
-def header(rivals: tuple[str, ...], values: str) -> Header:
+def header_now(rivals: tuple[str, ...], values: str) -> Header:
     """What stands above the lines of a run that begins now."""
     import torch
 

@@ -12,8 +12,7 @@ import typer
 
 from online_softmax.lab import benchoptions as options
 from online_softmax.lab import benchshow
-from online_softmax.lab.benchask import Asked, Words, lacks_gpu, limit_of, needs_gpu
-from online_softmax.lab.benchask import header as _header
+from online_softmax.lab.benchask import Asked, Words, header_now, lacks_gpu, limit_of, needs_gpu
 
 if TYPE_CHECKING:
     from online_softmax.lab.benchclock import Setting
@@ -60,11 +59,17 @@ def bench(
     count = arguments.whole("--workers", workers)
     times = arguments.whole("--repeat", repeat) or 1
     kept = Path(save) if save else None
-    if compare:
-        _compare([compare, *(ops or ())], as_json)
-        return
-    if stored:
-        _stored([*stored, *(ops or ())], as_json, kept)
+    if compare or stored:
+        given: dict[str, object] = {**texts, "--seconds": limit, "--workers": count}
+        given |= {"--repeat": repeat, "--resume": resume, "--list": listed, "--prepare": prepare}
+        given |= {"--accuracy": accuracy, "--values": None if values == "normal" else values}
+        given |= {"--shard": None if shard == "0/1" else shard, "--compare": None}
+        if compare:
+            arguments.nothing_beside("--compare", {**given, "--from": stored})
+            _compare([compare, *(ops or ())], as_json)
+        else:
+            arguments.nothing_beside("--from", {**given, "--save": None})
+            _stored([*(stored or ()), *(ops or ())], as_json, kept)
         return
     if sum((bool(ops), bool(tune), bool(host))) != 1:
         raise BadInput("bench takes operations, or --tune OP, or --host ROWS,COLS, or --from FILE")
@@ -193,7 +198,7 @@ def _log(asked: Asked) -> tuple[Log, Header]:
     log = benchfile.Log(asked.save, asked.resume)
     if log.torn_bytes:
         _note(f"{asked.save} ended within a line: its {log.torn_bytes} bytes are dropped")
-    header = _header(asked.rivals, asked.values)
+    header = header_now(asked.rivals, asked.values)
     if log.sources - {header.versions.get("sources")}:
         _note(f"{asked.save} has results of other kernel sources; they stay")
     return log, header

@@ -160,9 +160,9 @@ def read(paths: Iterable[Path], note: Callable[[str], None] = lambda text: None)
         try:
             text = path.read_text(encoding="utf-8")
         except OSError as error:
-            raise BadInput(f"--from {path} cannot be read: {error.strerror}") from None
+            raise BadInput(f"{path} cannot be read: {error.strerror}") from None
         except UnicodeDecodeError as error:
-            raise BadInput(f"--from {path} cannot be read: {error}") from None
+            raise BadInput(f"{path} is no text: {error}") from None
         if text and not text.endswith("\n"):
             note(f"{path} ends within a line, which is passed over")
         parts += parse(text, str(path))

@@ -65,29 +65,26 @@ def cell_tables(rows: Sequence[Row], title: str = "", prices: Prices | None = No
 
 
 def refusals_table(rows: Sequence[Row]) -> Table:
-    """What has no time, or another clock, and why. Reasons of one contender that differ in their
-    figures alone are one line, with the figures of the first."""
-    counted: dict[tuple[str, str, str], list[tuple[Row, str]]] = {}
-    for row in rows:
-        reasons = [("the cell", row.why)] + [(entry.name, entry.why) for entry in row.entries]
-        for name, why in reasons:
-            if why:
-                why = COLOUR.sub("", why)
-                counted.setdefault((row.op, name, FIGURE.sub("#", why)), []).append((row, why))
-    lines = []
-    for (op, name, _), found in counted.items():
-        first, why = found[0]
-        cell = f"{first.dtype} {benchtable.size(first)}"
-        lines.append((op, name, why, cell, str(len(found))))
-    head = ("operation", "contender", "why", "first", "cells")
-    return Table("Without a time, or timed by do_bench alone", head, tuple(lines), text=4)
+    """What has no time, or another clock, and why."""
+    found = [
+        (row, name, COLOUR.sub("", why))
+        for row in rows
+        for name, why in [("the cell", row.why), *((each.name, each.why) for each in row.entries)]
+        if why
+    ]
+    return _reasons("Without a time, or timed by do_bench alone", found)
 
 
 def doubts_table(rows: Sequence[Row]) -> Table:
-    """Times that are not to be believed, and why. Reasons of one contender that differ in their
-    figures alone are one line, with the figures of the first."""
+    """Times that are not to be believed, and why."""
+    return _reasons("Times to doubt: past a limit, or of a throttled clock", doubts.lines(rows))
+
+
+def _reasons(title: str, given: Iterable[tuple[Row, str, str]]) -> Table:
+    """Rows, contenders and reasons. Reasons of one contender that differ in their figures alone are
+    one line, with the figures of the first."""
     counted: dict[tuple[str, str, str], list[tuple[Row, str]]] = {}
-    for row, name, why in doubts.lines(rows):
+    for row, name, why in given:
         counted.setdefault((row.op, name, FIGURE.sub("#", why)), []).append((row, why))
     lines = []
     for (op, name, _), found in counted.items():
@@ -95,7 +92,7 @@ def doubts_table(rows: Sequence[Row]) -> Table:
         cell = f"{first.dtype} {benchtable.size(first)}"
         lines.append((op, name, why, cell, str(len(found))))
     head = ("operation", "contender", "why", "first", "cells")
-    return Table("Times to doubt: past a limit, or of a throttled clock", head, tuple(lines), 4)
+    return Table(title, head, tuple(lines), text=4)
 
 
 def _others(parts: Sequence[Part], kind: str) -> list[Table]:

@@ -18,6 +18,7 @@ from online_softmax import catalogue, jit, plan
 from online_softmax.catalogue import HALVES, KERNELS, Kernel
 from online_softmax.lab import budget, checkops, checkprepare, contract, info, inputs, rung
 from online_softmax.lab.checkops import OPERATIONS
+from online_softmax.lab.refusal import one_line
 from online_softmax.lab.rung import Setting
 from online_softmax.lab.waiting import Progress
 from online_softmax.plan import Problem
@@ -66,6 +67,11 @@ class Report:
     def is_right(self) -> bool:
         """Nothing went wrong."""
         return not any(outcome.faults for outcome in self.outcomes)
+
+    @property
+    def has_run(self) -> bool:
+        """Something gave a result, right or wrong."""
+        return any(outcome.passed or outcome.faults for outcome in self.outcomes)
 
 
 class Task:
@@ -198,8 +204,7 @@ def _one(outcome: Outcome, case: Any, one: Callable[[Any], contract.Ran]) -> Non
         outcome.refused["the device has too little memory left"] += 1
         return
     except Exception as error:  # noqa: BLE001  whatever it is, it is what the page is for
-        why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        outcome.faults.append(Fault(case.name, f"it raised {why}", source))
+        outcome.faults.append(Fault(case.name, f"it raised {one_line(error)}", source))
         return
     if ran.refusals:
         outcome.refused.update(ran.refusals[:1])

@@ -9,13 +9,15 @@ from typing import Annotated
 import typer
 
 from online_softmax.lab.options import Json, option
+from online_softmax.lab.usage import USAGE
 
 WRONG = 1  # the exit code: a result disagrees with float64
 HELP = """Compare every kernel, on every awkward input, and every operation with float64, here.
 
 On a GPU the real kernels run, on every case. Without one they run on the CPU, on the cases that \
 it can afford. It ends in a page, Markdown, to paste into a bug report: versions, device, what \
-passed, what is wrong and on which input, what did not run and why. Exit code 1: something is wrong.
+passed, what is wrong and on which input, what did not run and why. Exit code 1: something is \
+wrong; 2: nothing ran.
 
 \b
 Examples:
@@ -52,7 +54,8 @@ def check(
     else:
         typer.echo(page, nl=False)
     if kept:
-        kept.write_text(page, encoding="utf-8")
-        typer.echo(f"{kept} written", err=True)
+        places.kept("--save", kept, lambda: kept.write_text(page, encoding="utf-8"))
     if not report.is_right:
         raise typer.Exit(WRONG)
+    if not report.has_run:
+        raise typer.Exit(USAGE)

@@ -11,7 +11,6 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -117,8 +116,7 @@ def _interleaved(
         except Exception as error:  # a rival may fail in any way: a row, not the end of the run
             if name not in may_fail:
                 raise
-            nan = float("nan")
-            timings[name] = Timing(nan, nan, nan, refused=f"{type(error).__name__}: {error}"[:300])
+            timings[name] = Timing.refusal(error)
     samples: dict[str, list[list[float]]] = {name: [] for name in estimates}
     turn = 0
     for _ in range(ROUNDS):
@@ -132,9 +130,4 @@ def _interleaved(
                 if isinstance(calls[name], Overwrites):
                     sets.restore()
             samples[name].append(found)
-    for name, per_round in samples.items():
-        every = sorted(us for one in per_round for us in one)
-        medians = tuple(median(one) for one in per_round)
-        low, high = every[len(every) // 5], every[min(len(every) * 4 // 5, len(every) - 1)]
-        timings[name] = Timing(median(medians), low, high, medians)
-    return timings
+    return timings | {name: Timing.of(per_round) for name, per_round in samples.items()}

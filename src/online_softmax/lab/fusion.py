@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 import online_softmax
-from online_softmax.lab import goals, opbench
+from online_softmax.lab import goals
 from online_softmax.lab.benchclock import Setting
 from online_softmax.lab.grid import ITEM_BYTES
+from online_softmax.lab.refusal import one_line
 from online_softmax.lab.rotation import Call, Rotation, set_count
 
 SCALE, DROPPED = 0.7, 0.1
@@ -143,7 +144,7 @@ def measure(work: Work, setting: Setting) -> Line:
         try:
             why = wrong(work, call(*sets.sets[0]), sets.sets[0], parts)
         except Exception as error:  # noqa: BLE001  a row
-            why = opbench.said(error)
+            why = one_line(error)
         entries[name]["why"] = why
         if not why:
             calls[name] = call

@@ -18,9 +18,10 @@ from torch import Tensor
 
 import online_softmax
 from online_softmax import arguments, catalogue, jit, jit_launch, rowcalls, rowkernels
-from online_softmax.lab import freshcost, opbench
+from online_softmax.lab import freshcost
 from online_softmax.lab.freshcost import Say
 from online_softmax.lab.inputs import BadInput
+from online_softmax.lab.refusal import one_line
 from online_softmax.library import routes
 
 CALLS = 400  # a batch: fewer than the 1,024 launches that a stream's queue holds
@@ -95,7 +96,7 @@ def _whole(
             except Exception as error:
                 if name == "ours":
                     raise
-                lines.append({"name": name, "recorded": recorded, "why": opbench.said(error)})
+                lines.append({"name": name, "recorded": recorded, "why": one_line(error)})
                 continue
             calls[name] = lambda function=function, given=given: function(given)  # type: ignore[misc]
         say(f"eager calls of {', '.join(calls)}")

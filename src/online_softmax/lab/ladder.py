@@ -22,6 +22,7 @@ from online_softmax.lab.budget import Step
 from online_softmax.lab.inputs import Matrix
 from online_softmax.lab.results import Header, Result, Run
 from online_softmax.lab.rung import Setting
+from online_softmax.lab.waiting import Progress
 from online_softmax.plan import Numbers, Problem
 
 if TYPE_CHECKING:
@@ -37,7 +38,6 @@ CLOCK = (
     "median of three rounds"
 )
 
-Progress = Callable[[str, int, int], None]  # what comes next, steps done, steps in all
 Results = dict[str, Result]
 
 

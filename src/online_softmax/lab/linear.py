@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.nn import functional
 
 import online_softmax
-from online_softmax.lab import gradients, opbench
+from online_softmax.lab import gradients
 from online_softmax.lab.benchfile import Log
-from online_softmax.lab.refusal import Refusal
+from online_softmax.lab.refusal import Refusal, one_line
 
 ROUNDS = 7
 SEED = 1
@@ -249,7 +249,7 @@ def measure(
             entries[name]["why"] = str(refusal)
         except Exception as failure:  # noqa: BLE001  a row
             failed(name, failure)
-            entries[name]["why"] = opbench.said(failure)
+            entries[name]["why"] = one_line(failure)
         if not entries[name]["why"]:
             calls[name] = _step(loss, *given)
     del wanted

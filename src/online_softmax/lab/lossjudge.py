@@ -17,50 +17,12 @@ from torch import Tensor
 
 from online_softmax.lab.grid import TOP_K
 from online_softmax.lab.opjudge import ATOL, CHUNK, OUR_ULPS, RTOL, Judged
+from online_softmax.lab.tally import Tally
 
 NUMBERS = ("lse", "entropy", "target_log_prob", "top_log_probs")  # of a token
 FIELDS = (*NUMBERS, "target_rank", "top_indices")
 # Rivals are asked for less: what log_softmax, gather and topk of torch give.
 RIVALS_FIELDS = ("entropy", "target_log_prob", "top_log_probs", "top_indices")
-
-
-class _Tally:
-    """The errors of one result, and its first wrong element."""
-
-    def __init__(self) -> None:
-        self.worst = self.share_max = self.share_sum = 0.0
-        self.count, self.why = 0, ""
-
-    def add(self, want: Tensor, found: Tensor, allowed: Tensor, size: Tensor, what: str) -> None:
-        """Compare a chunk; `what` says what it is, where something is wrong.
-
-        Args:
-            want, found, allowed: float64 of one shape.
-            size: what an error is a share of; broadcasts.
-        """
-        off = (found - want).abs()
-        right = torch.where(want.isnan(), found.isnan(), off <= allowed)
-        off = off.nan_to_num(0.0, posinf=0.0)
-        share = (off / size).nan_to_num(0.0)
-        self.worst = max(self.worst, float(off.max()))
-        self.share_max = max(self.share_max, float(share.max()))
-        self.share_sum, self.count = self.share_sum + float(share.sum()), self.count + off.numel()
-        if not self.why and not bool(right.all()):
-            at = tuple((~right).nonzero()[0].tolist())
-            self.why = (
-                f"{what}{list(at) if at else ''} is {float(found[at]):.9g}, should be "
-                f"{float(want[at]):.9g} (allowed error {float(allowed[at]):.2g}); "
-                f"{int((~right).sum())} of {right.numel()} compared there are wrong"
-            )
-
-    def say(self, is_right: Tensor, what: str) -> None:
-        """Something that is right or wrong, without an error to it."""
-        if not self.why and not bool(is_right.all()):
-            self.why = f"{what} of {int((~is_right).sum())} of {is_right.numel()} rows is wrong"
-
-    def judged(self) -> Judged:
-        mean = self.share_sum / max(self.count, 1)
-        return Judged(not self.why, self.worst, self.why, self.share_max, mean)
 
 
 def check(
@@ -113,7 +75,7 @@ def _loss(x: Tensor, target: Tensor, got: Any, ulps: float) -> Judged:
     for part in _chunks(torch.arange(len(x), device=x.device), x.shape[1]):
         log_p = torch.log_softmax(x[part].double(), -1)
         total -= log_p.gather(-1, target[part, None]).sum()
-    want, tally = total / len(x), _Tally()
+    want, tally = total / len(x), Tally()
     # A rival may have rounded the loss of each row to the logits' type before.
     rounded = _eps(got, ulps) + (ulps - OUR_ULPS) * torch.finfo(x.dtype).eps
     allowed = (RTOL + rounded) * want.abs() + ATOL
@@ -124,7 +86,7 @@ def _loss(x: Tensor, target: Tensor, got: Any, ulps: float) -> Judged:
 def _gradient(x: Tensor, target: Tensor, got: Any, ulps: float, places: Tensor) -> Judged:
     if why := _mismatch("the gradient", got, tuple(x.shape), (x.dtype,)):
         return Judged(False, math.nan, why)
-    tally, info = _Tally(), torch.finfo(got.dtype)
+    tally, info = Tally(), torch.finfo(got.dtype)
     spacing = ulps * info.smallest_normal * info.eps  # near 0
     for part in _chunks(places, x.shape[1]):
         log_p = torch.log_softmax(x[part].double(), -1)
@@ -148,7 +110,7 @@ def _stats(x: Tensor, target: Tensor, got: Any, ulps: float, places: Tensor) -> 
         dtypes = (x.dtype, torch.float32) if name in NUMBERS else (torch.int64,)
         if why := _mismatch(name, given.get(name), shape, dtypes):
             return Judged(False, math.nan, why)
-    tally = _Tally()
+    tally = Tally()
     for part in _chunks(places, x.shape[1]):
         z = x[part].double()
         log_p = torch.log_softmax(z, -1)

@@ -22,18 +22,12 @@ from online_softmax.lab.benchfile import Entry, Row
 from online_softmax.lab.buffersets import buffers, set_count
 from online_softmax.lab.contender import Contender
 from online_softmax.lab.grid import WRITING, Cell
-from online_softmax.lab.refusal import Refusal
+from online_softmax.lab.refusal import Refusal, one_line
 from online_softmax.lab.rotation import Call, Overwrites, Rotation, bound
 
 CHECKED_ELEMENTS = 2**24  # of each result
-REASON = 300  # characters of a rival's message that are kept
 
 # ---- one cell
-
-
-def said(error: BaseException) -> str:
-    """An error on one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:REASON]
 
 
 def checked_rows(cell: Cell) -> int:
@@ -104,7 +98,7 @@ def _enter(
         if line.kind == "ceiling":
             raise
         alive(setting, line.name, cell, error, line.kind)
-        return replace(entry, ok=False if is_ours else None, why=said(error)), None
+        return replace(entry, ok=False if is_ours else None, why=one_line(error)), None
     entry = replace(
         entry,
         ok=verdict.ok,
@@ -122,7 +116,7 @@ def alive(
     try:
         setting.synchronize()
     except RuntimeError:
-        entry = Entry(name, kind, ok=None if kind == "rival" else False, why=said(error))
+        entry = Entry(name, kind, ok=None if kind == "rival" else False, why=one_line(error))
         said_so = f"{name} on {cell.text} left the device unusable: {entry.why}"
         raise Broken(said_so, entry) from error
 
@@ -217,11 +211,10 @@ def _timed(
         do_bench_us = setting.do_bench(bound(call, tensors), before)
     except Exception as error:  # noqa: BLE001  a row; the run goes on while the device does
         alive(setting, entry.name, cell, error, entry.kind)
-        return replace(entry, why=timing.refused or said(error)) if timing.refused else known
+        return replace(entry, why=timing.refused) if timing.refused else known
     if not timing.refused:
         return replace(known, do_bench_us=do_bench_us)
-    refused = " ".join(timing.refused.split())
-    why = f"no graph holds it, timed by do_bench: {refused}"
+    why = f"no graph holds it, timed by do_bench: {timing.refused}"
     found = replace(entry, why=why, clock="do_bench", median_us=do_bench_us)
     return _rated(replace(found, do_bench_us=do_bench_us), cell)
 

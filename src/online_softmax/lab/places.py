@@ -59,7 +59,7 @@ def apart(given: Mapping[str, Path | None]) -> None:
         taken[real] = option
 
 
-def kept(option: str, path: Path, write: Callable[[], None]) -> None:
+def kept(option: str, path: Path, write: Callable[[], object]) -> None:
     """Write a file when all is done, and say so; a disk that is full is one line."""
     try:
         write()

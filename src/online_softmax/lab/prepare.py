@@ -31,9 +31,10 @@ from online_softmax.lab import (
     losscontenders,
 )
 from online_softmax.lab.arena import Arena
-from online_softmax.lab.contenders import Refusal, makers
+from online_softmax.lab.contenders import makers
 from online_softmax.lab.fusedsizes import LINEAR
 from online_softmax.lab.grid import ITEM_BYTES, LOSS_OPS, WORKING_BYTES, WRITING, Cell
+from online_softmax.lab.refusal import Refusal, one_line
 from online_softmax.plan import Problem
 
 CONTEXT_BYTES = 2**30  # of device memory that each process has for itself
@@ -160,7 +161,7 @@ def _said(call: Callable[[], Any], device: str) -> str:
     except Refusal as refusal:
         return str(refusal)
     except Exception as error:  # noqa: BLE001  a call may fail in any way: its row will say so
-        return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
+        return one_line(error)
     finally:
         if device == "cuda":
             torch.cuda.empty_cache()

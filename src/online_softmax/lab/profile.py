@@ -18,6 +18,7 @@ from online_softmax.catalogue import KERNELS
 from online_softmax.cuda import host
 from online_softmax.lab import budget, info, ncu, profilecounters, profiledriver, profilestatic
 from online_softmax.lab.profilefile import Header, Line, Profile
+from online_softmax.lab.waiting import Progress
 from online_softmax.plan import Problem
 
 LADDER = "ladder"
@@ -34,8 +35,6 @@ NO_PERMISSION = (
     "nvidia NVreg_RestrictProfilingToAdminUsers=0` in a file of /etc/modprobe.d, and reboot"
 )
 CAPABILITY = {"9.0": "sm_90a", "10.0": "sm_100a"}  # the others: sm_ and the digits
-
-Progress = Callable[[str, int, int], None]  # what comes next, steps done, steps in all
 
 
 class Asked(NamedTuple):

@@ -98,8 +98,7 @@ def profile(
 
         def write(text: str) -> None:
             if csv:
-                csv.write_text(text, encoding="utf-8")
-                typer.echo(f"{csv} written", err=True)
+                places.kept("--raw", csv, lambda: csv.write_text(text, encoding="utf-8"))
 
         with waiting.progress(not as_json) as progress:
             runs = [profiling.run(asked, write if csv else None, progress)]
@@ -108,8 +107,7 @@ def profile(
             raise BadInput(f"nothing to profile: {'; '.join(reasons)}")
     show(runs, as_json)
     if kept:
-        profilefile.save(runs[-1], kept)
-        typer.echo(f"{kept} written", err=True)
+        places.kept("--save", kept, lambda: profilefile.save(runs[-1], kept))
 
 
 def show(runs: Sequence[Profile], as_json: bool) -> None:

@@ -82,10 +82,3 @@ def _cuda(name: str, op: str, problem: Problem) -> tuple[Figures, Code]:
 def _code(work: Any, arch: str) -> Code:
     image = jit.compile(work.file, work.symbol, arch)
     return sass.code(image.code, image.entry)
-
-
-def arches_here(asked: Sequence[str]) -> tuple[str, ...]:
-    """Whose code to show: what was asked for, else the GPU's, else the planner's default."""
-    if asked:
-        return tuple(asked)
-    return (jit.device_arch() if torch.cuda.is_available() else plan.DEFAULT_ARCH,)

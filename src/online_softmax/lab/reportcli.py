@@ -17,8 +17,8 @@ FORMATS = {"html": "report.html", "png": "report", "md": "report.md"}  # and wha
 
 HELP = """Show what was measured: one page with every figure and the table behind it. No GPU needed.
 
-RESULTS: files that `bench --save` and `ladder --save` kept, or folders of them. Default: the \
-stored results of this checkout, an H200's. The page is one file and asks the network \
+RESULTS: files that `bench --save`, `ladder --save` and `profile --save` kept, or folders of them. \
+Default: the stored results of this checkout, an H200's. The page is one file and asks the network \
 for nothing; png draws pictures into a folder, md writes the tables.
 
 \b

@@ -1,4 +1,4 @@
-"""What a report shows beside ladder and cells: accuracy, memory, attention, host, machine."""
+"""What a report shows beside ladder and cells: machine, accuracy, memory, the host's cost."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from online_softmax.lab import benchfile, results
+from online_softmax.lab import benchfile, profilefile, results
 from online_softmax.lab.benchfile import Part
 from online_softmax.lab.inputs import BadInput
 from online_softmax.lab.results import Run
@@ -22,8 +22,7 @@ STORED = Path("benchmarks", "results", "h200")  # in a checkout
 SUFFIXES = (".jsonl", ".json")
 # Lines beside cells that a report shows; of the others ("tuning", "cuts") its readers have files.
 KINDS = ("accuracy", "attention", "fusion", "host", "linear")
-PROFILE = "profile"  # what a header of `profile --save` says
-WANTED = "give what `bench --save` or `ladder --save` kept"
+WANTED = "give what `bench --save`, `ladder --save` or `profile --save` kept"
 
 
 @dataclass(frozen=True)
@@ -139,7 +138,7 @@ def _file(path: Path) -> Stored:
     first = _first(text, path)
     if first.get("kind") == "header" and first.get("what") == benchfile.WHAT:
         return Stored(parts=tuple(benchfile.parse(text, str(path))), files=name)
-    if first.get("kind") == "header" and first.get("what") == PROFILE:
+    if first.get("kind") == "header" and first.get("what") == profilefile.WHAT:
         return Stored(traffic=tuple(_profiles(text, path)), files=name)
     if first.get("kind") == "header" or "header" in first:
         try:

@@ -6,15 +6,12 @@ under the names of reference/online.py.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import online_softmax
-from online_softmax.lab import arguments, places
+from online_softmax.lab import arguments, places, webpage
 from online_softmax.lab.inputs import BadInput
 
 if TYPE_CHECKING:
@@ -68,28 +65,13 @@ def html(given: Mapping[str, object]) -> str:
     Args:
         given: `x` (numbers between spaces) and `block`; for attention `sizes`, a Sizes as a dict.
     """
-    scripts = [_source(f"trace_{name}.js") for name in SCRIPTS] + [_source("trace.js")]
+    files = [*(f"trace_{name}.js" for name in SCRIPTS), "trace.js"]
     parts = {
-        "generator": f"online-softmax {online_softmax.__version__}",
-        "css": _source("trace.css"),
-        "given": _embedded({**given, "limits": LIMITS}),
-        "js": "\n".join(scripts),
+        "css": webpage.source("trace.css"),
+        "given": webpage.embedded({**given, "limits": LIMITS}),
+        "js": webpage.script("\n".join(map(webpage.source, files))),
     }
-    head, *rest = _source("trace.html").split("{{")
-    pieces = [head]
-    for each in rest:
-        name, _, tail = each.partition("}}")
-        pieces += [parts[name], tail]
-    return "".join(pieces)
-
-
-def _source(name: str) -> str:
-    return resources.files(online_softmax).joinpath("lab", "web", name).read_text(encoding="utf-8")
-
-
-def _embedded(value: object) -> str:
-    """JSON that may stand inside a script element: no text in it can end the element."""
-    return json.dumps(value).replace("<", "\\u003c")
+    return webpage.filled("trace.html", parts)
 
 
 def _text(values: Sequence[float]) -> str:

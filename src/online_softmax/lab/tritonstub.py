@@ -88,8 +88,10 @@ def stubbed() -> Iterator[Notes]:
     @contextlib.contextmanager
     def device(given: Any) -> Iterator[None]:
         before, notes.device_index = notes.device_index, getattr(given, "index", given) or 0
-        yield
-        notes.device_index = before
+        try:
+            yield
+        finally:
+            notes.device_index = before
 
     stub = SimpleNamespace(
         get_current_device=lambda: notes.device_index,

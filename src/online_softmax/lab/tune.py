@@ -20,6 +20,7 @@ from online_softmax.lab.benchrun import Outlet
 from online_softmax.lab.contenders import CEILING
 from online_softmax.lab.grid import Cell
 from online_softmax.lab.inputs import BadInput
+from online_softmax.lab.refusal import one_line
 from online_softmax.lab.rotation import Call, Rotation
 from online_softmax.plan import Problem
 
@@ -121,7 +122,7 @@ def _judged(variant: Variant, cell: Cell, sets: Rotation, setting: Setting) -> d
         setting.synchronize()
     except Exception as error:  # noqa: BLE001  numbers that do not launch: a row
         opbench.alive(setting, variant.name, cell, error, "ours")
-        return entry | {"why": opbench.said(error)}
+        return entry | {"why": one_line(error)}
     return entry | {"why": "" if verdict.ok else f"wrong: {verdict.why}"}
 
 

@@ -9,10 +9,10 @@ const GAP = 9; // times as wide: what lies further apart is not joined
 const bench = data.bench;
 const CEILING = bench.contenders.indexOf("ceiling"), OURS = bench.contenders.indexOf("ours");
 
-const TONES = { ours: "ours", torch: "torch", compile: "compile", quack: "quack", liger: "liger",
+const TONES = { __proto__: null, ours: "ours", torch: "torch", compile: "compile", quack: "quack", liger: "liger",
   ceiling: "limit", "ours, fast": "ours", "ours, low": "ours2", "torch, flash": "torch",
   "torch, cudnn": "compile", "the limit": "limit", tutorial: "other3" };
-const MARK = { ours: "circle", torch: "square", compile: "triangle-up", quack: "diamond",
+const MARK = { __proto__: null, ours: "circle", torch: "square", compile: "triangle-up", quack: "diamond",
   liger: "triangle-down", ceiling: "cross" };
 const SPARE = ["other1", "other2", "other3", "ours2"];
 function tone(name) {
@@ -21,7 +21,7 @@ function tone(name) {
 }
 tone.next = 0;
 const mark = (name) => MARK[name] || "cross";
-const called = (name) => data.names[name] || name;
+const called = (name) => (Object.hasOwn(data.names, name) ? data.names[name] : name);
 
 const timed = (cell, i) => (Array.isArray(cell[ENTRIES][i]) && !cell[ENTRIES][i][PAST] ? cell[ENTRIES][i] : null);
 const gbs = (cell, i) => { const entry = timed(cell, i); return entry ? cell[BYTES] / entry[US] / 1e3 : null; };

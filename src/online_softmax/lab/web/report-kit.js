@@ -114,9 +114,11 @@ function table(sheet) {
     el("table", {}, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...body)));
 }
 
+const FORMULA = /^([=+@\t\r]|-(?![\d.]))/; // what a spreadsheet would run: then it gets an apostrophe
 function csv(sheet) {
   const quoted = (value) => {
-    const text = value == null ? "" : String(value);
+    const isFormula = typeof value === "string" && FORMULA.test(value);
+    const text = value == null ? "" : `${isFormula ? "'" : ""}${value}`;
     return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
   };
   const lines = [sheet.columns.map(([name]) => name), ...sheet.rows];

@@ -1,8 +1,8 @@
 // The ladder, its roofline and the counters' bytes.
 "use strict";
 
-const KINDS = { cuda: "CUDA C++", triton: "Triton", torch: "PyTorch", production: "what softmax() picked in that run" };
-const kindTone = (kind) => ({ cuda: "cuda", triton: "triton", production: "production" })[kind] || "torch";
+const KINDS = { __proto__: null, cuda: "CUDA C++", triton: "Triton", torch: "PyTorch", production: "what softmax() picked in that run" };
+const kindTone = (kind) => ({ __proto__: null, cuda: "cuda", triton: "triton", production: "production" })[kind] || "torch";
 
 function ladderFigures(place) {
   const runs = data.ladder;
@@ -131,9 +131,9 @@ function rooflineFigure(place) {
   return true;
 }
 
-const SHORT = { triton_two_pass: "two_pass", triton_online: "t_online", production: "" };
+const SHORT = { __proto__: null, triton_two_pass: "two_pass", triton_online: "t_online", production: "" };
 const shortRung = (name) => SHORT[name] ?? name.split("_")[0]; // "production" lies on the rung that it is
-const SIDES = { v2_vectorized: "bottom left", v3_register_cache: "bottom right", triton_two_pass: "bottom right" };
+const SIDES = { __proto__: null, v2_vectorized: "bottom left", v3_register_cache: "bottom right", triton_two_pass: "bottom right" };
 const tint = (point) => colour(kindTone(point.kind));
 
 function rooflinePlot(runs, shape) {

@@ -35,10 +35,10 @@ function restore() {
     x: GIVEN.x, block: GIVEN.block, ...fromRule(sizes), tile: sizes.block,
     causal: GIVEN.sizes?.is_causal ? "1" : "", tab: GIVEN.sizes ? "attention" : "row",
     type: "float32", step: "1", query: "0", mask: "", ...link };
-  page.lang = link.lang in WORDS ? link.lang : spoken;
-  page.isChosen = link.lang in WORDS;
+  page.isChosen = Object.hasOwn(WORDS, link.lang);
+  page.lang = page.isChosen ? link.lang : spoken;
   page.tab = start.tab === "attention" ? "attention" : "row";
-  page.type = start.type in ROUND ? start.type : "float32";
+  page.type = Object.hasOwn(ROUND, start.type) ? start.type : "float32";
   const spread = (text) => String(text).replace(/;/g, "\n").replace(/,/g, " ");
   for (const [id, key] of Object.entries(FIELDS)) find(id).value = spread(start[key]);
   find("causal").checked = start.causal === "1";

@@ -180,7 +180,7 @@ function strips(host, titles) {
     };
     const size = values.length <= 12 ? "wide" : values.length <= 24 ? "middle" : "narrow";
     digits = size === "wide" ? 3 : 2;
-    level = make("output");
+    level = make("span", { class: "value" });
     const strip = (kind, title, cells) => make("div", { class: `strip ${kind}` },
       make("p", { class: "caption" }, `${title} `, kind === "levels" ? level : ""),
       make("div", { class: "cells" }, cells));
