@@ -20,6 +20,7 @@ KERNELS = {
 }
 BUILDS = [
     *(Build(what, BF16, "sm_90a", 128) for what in KERNELS),
+    Build("forward", BF16, "sm_90a", 128, has_all=True),
     Build("backward", torch.float16, "sm_90a", 80, has_all=True),
     Build("backward", F32, "sm_90a", 64),
     Build("backward", BF16, "sm_80", 64, causal=False, is_packed=True),

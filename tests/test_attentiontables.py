@@ -52,9 +52,9 @@ def test_products(kept: Path):
 def test_decode(kept: Path):
     lines = decode_table(kept).splitlines()
     assert lines[:3] == [
-        "| sequences | keys | ours, ms | ours | other |",
+        "| sequences | keys | ours, µs | ours | other |",
         "| ---: | ---: | ---: | ---: | ---: |",
-        "| 2 | 4,096 | 2.35 | 100 | 10,000 |",
+        "| 2 | 4,096 | 2,345 | 100 | 10,000 |",
     ]
     assert "commit abc1234" in lines[-1]
 
@@ -97,5 +97,5 @@ def test_cells_are_read_as_well_each_as_measured_last(tmp_path: Path):
         "| backward | 128 | causal | 60 | — |",
     ]
     lines = decode_table(path).splitlines()
-    assert lines[2] == "| 8 | 4,096 | 1.50 | 3,000 |"
+    assert lines[2] == "| 8 | 4,096 | 1,500 | 3,000 |"
     assert "calls in a graph, without the host's part" in lines[-1]

@@ -10,6 +10,7 @@ import pytest
 
 from bench_kit import cells, lines, make, right, setting
 from online_softmax.lab import clocks, doubts, repeats
+from online_softmax.lab.benchfile import Row
 from online_softmax.lab.clocks import Reading
 
 COOL = Reading(1980, 3201, 40, 300.0, (), 1_000_000, 0, 0)
@@ -156,3 +157,15 @@ def test_what_was_wrong_once_is_wrong():
     assert merged.entry("ours").why == "wrong: once"
     assert merged.entry("ours").median_us is None
     assert merged.entry("theirs").repeats_us == (100.0,) * 3
+
+
+def test_products_at_the_power_limit_are_not_doubted():
+    """Where a card's long products run: all contenders alike."""
+    held = {"reasons": ("power limit",), "before": {}, "after": {}}
+    row = Row("attention", "bfloat16", 16, 64, "normal", 0, clocks=held)
+    assert row.is_throttled
+    assert [why for _, _, why in doubts.lines([row])] == ["the clock was throttled: power limit"]
+    row = replace(row, flops=1)
+    assert not row.is_throttled
+    assert doubts.lines([row]) == []
+    assert replace(row, clocks={"reasons": ("temperature (driver)", "power limit")}).is_throttled

@@ -6,7 +6,7 @@ that a sequence keeps its bits whatever else is computed beside it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from online_softmax.arches import ARCHES, DEFAULT_ARCH, KIB
@@ -91,23 +91,31 @@ MAX_PARTS = 512
 _PIECE_DIM, _FEW_PARTS = 32, 32  # many parts of a query are merged by programs with so many dims
 
 
-def tiles(kernel: str, arch: str, item_bytes: int, dim: int) -> Tiles:
+def tiles(
+    kernel: str, arch: str, item_bytes: int, dim: int, has_scores: bool = False
+) -> Tiles:
     """The launch numbers of a kernel: "forward", "by_keys", "by_queries" or "bias".
 
     Args:
         arch: "sm_90a"; one that is not known counts as the default.
         item_bytes: of an element of q, k and v.
         dim: the larger of the padded dims of q and v.
+        has_scores: a bias or a mask comes in tiles too, which take the room of a stage or of keys.
 
     >>> tiles("forward", "sm_90a", 2, 128)
     Tiles(block_q=128, block_k=128, warps=8, stages=3)
+    >>> tiles("forward", "sm_90a", 2, 128, has_scores=True)
+    Tiles(block_q=128, block_k=64, warps=8, stages=2)
     """
     if item_bytes == FLOAT32_BYTES:
         table = _WIDE[kernel]
     else:
         shared = ARCHES.get(arch, ARCHES[DEFAULT_ARCH]).shared_bytes_block
         table = _TABLES[kernel][max(least for least in _TABLES[kernel] if least <= shared)]
-    return table[min(limit for limit in table if limit >= dim)]
+    found = table[min(limit for limit in table if limit >= dim)]
+    if not has_scores:
+        return found
+    return replace(found, block_k=min(found.block_k, 64), stages=min(found.stages, 2))
 
 
 def why(arch: str, item_bytes: int, dim: int) -> str:

@@ -85,12 +85,16 @@ def _is_seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
 
 
 def _flash_attn(cell: Cell, causal: bool) -> Attend:
-    """The package flash-attn, whose heads come after the tokens."""
-    function = import_module("flash_attn").flash_attn_func
+    """The package flash-attn, or flash-attn-4, whose heads come after the tokens."""
+    module = import_module("flash_attn")
+    if not hasattr(module, "flash_attn_func"):
+        module = import_module("flash_attn.cute.interface")
+    function = module.flash_attn_func
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         turned = (t.transpose(1, 2) for t in (q, k, v))
-        out: Tensor = function(*turned, causal=causal)
+        found = function(*turned, causal=causal)
+        out: Tensor = found[0] if isinstance(found, tuple) else found  # beside lse
         return out.transpose(1, 2)
 
     return attend

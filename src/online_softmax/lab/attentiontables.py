@@ -45,14 +45,14 @@ def products_table(path: Path) -> str:
 
 
 def decode_table(path: Path) -> str:
-    """Decode: the milliseconds of our call, then the GB/s at which each contender reads."""
+    """Decode: the microseconds of our call, then the GB/s at which each contender reads."""
     header, lines = _read(path, "decode")
     names = _names(lines)
     rows = [
         (
             f"{line['batch']:,}",
             f"{line['keys']:,}",
-            _milliseconds(line["rounds_ms"].get("ours")),
+            _microseconds(line["rounds_ms"].get("ours")),
             *(_rate(line, name) for name in names),
         )
         for line in lines
@@ -62,7 +62,7 @@ def decode_table(path: Path) -> str:
         "GB/s of keys and values, bfloat16, one query of 32 heads on 8 heads of keys, head_dim "
         f"128; {how}. {_circumstances(header)}"
     )
-    return f"{table(('sequences', 'keys', 'ours, ms', *names), rows, text=0)}\n\n{note}"
+    return f"{table(('sequences', 'keys', 'ours, µs', *names), rows, text=0)}\n\n{note}"
 
 
 # ---- the parts
@@ -111,8 +111,8 @@ def _rate(line: Line, name: str) -> str:
     return NO_RATE if rate is None else f"{rate:,.0f}"
 
 
-def _milliseconds(rounds: list[float] | None) -> str:
-    return f"{sorted(rounds)[len(rounds) // 2]:.2f}" if rounds else NO_RATE
+def _microseconds(rounds: list[float] | None) -> str:
+    return f"{sorted(rounds)[len(rounds) // 2] * 1e3:,.4g}" if rounds else NO_RATE
 
 
 def _circumstances(header: Line) -> str:

@@ -29,7 +29,7 @@ WORDS = {
     "pass": "方向",
     "keys": "键",
     "ours": "本库",
-    "ours, ms": "本库，ms",
+    "ours, µs": "本库，µs",
     "sequences": "序列",
     # cells
     "three passes: maximum, sum, write; one block a row":
@@ -57,7 +57,7 @@ WORDS = {
     "causal": "因果",
     "all keys": "全部键",
 }  # fmt: skip
-SAME = {"µs", "GB/s", "—", "head_dim", "torch, flash", "torch, cudnn"}
+SAME = {"µs", "GB/s", "—", "head_dim", "torch, flash", "torch, cudnn", "torch, efficient"}
 # A whole cell or line; what a group takes in is kept.
 SENTENCES = {
     r"what `softmax` picks here: (\w+)": r"`softmax` 在这里选的：\1",
@@ -78,6 +78,12 @@ SENTENCES = {
     r"(\S+), Triton (\S+); contenders interleaved, median of three rounds\.":
         r"TFLOP/s，bfloat16，一条 16,384 个 token、2,048 个特征的序列；因果时乘法按一半计，"
         r"反向按前向的 2.5 倍计。"
+        r"\1，\2，commit \3，torch \4，Triton \5；各方交错测量，三轮取中位数。",
+    r"GB/s of keys and values, bfloat16, one query of 32 heads on 8 heads of keys, head_dim 128; "
+    r"calls in a graph, without the host's part\. (.+), (\S+), commit (\w+), torch (\S+), Triton "
+    r"(\S+); contenders interleaved, median of three rounds\.":
+        r"读键和值的 GB/s，bfloat16，一个查询，32 个头对 8 个键头，head_dim 128；"
+        r"调用放在 CUDA graph 里，不含主机端开销。"
         r"\1，\2，commit \3，torch \4，Triton \5；各方交错测量，三轮取中位数。",
     r"GB/s of keys and values, bfloat16, one query of 32 heads on 8 heads of keys, head_dim 128; "
     r"the host's part of a call is in its time\. (.+), (\S+), commit (\w+), torch (\S+), Triton "

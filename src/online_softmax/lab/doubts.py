@@ -93,7 +93,7 @@ def lines(rows: Iterable[Row]) -> list[tuple[Row, str, str]]:
     """What is doubted: the row, the contender or "the cell", and why."""
     found = []
     for row in rows:
-        if said := clocks.said(row.clocks):
-            found.append((row, "the cell", said))
+        if row.is_throttled:
+            found.append((row, "the cell", clocks.said(row.clocks)))
         found += [(row, entry.name, entry.doubt) for entry in row.entries if entry.doubt]
     return found

@@ -81,8 +81,8 @@ def of_row(row: Row) -> list[Mark]:
     ours, ceiling, share = row.entry("ours"), row.entry("ceiling"), goals.of_ceiling(row)
     if ours and ceiling and share and share > 1:
         found.append(_over(share, ours, ceiling))
-    if slowed := clocks.said(row.clocks):
-        found.append(Mark(THROTTLED, slowed.partition(": ")[2]))
+    if row.is_throttled:
+        found.append(Mark(THROTTLED, clocks.said(row.clocks).partition(": ")[2]))
     return found
 
 

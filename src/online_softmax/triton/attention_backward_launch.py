@@ -85,12 +85,12 @@ def backward(
     launches = [
         _launch(attention_backward.prepare, blocks * heads * batch, known, prepared, blocks=blocks)
     ]
-    size = q.element_size()
+    about = arch, q.element_size(), widest(given), given.has_scores
     fill = None if given.cu_seq_q is None else 0.0  # of tokens of no sequence
     dq = dk = dv = dbias = None
     if wanted.k or wanted.v:
         dk, dv = (own.make(t.shape, t.dtype, fill) for t in (k, v))
-        t = tiles or plan.tiles("by_keys", arch, size, widest(given))
+        t = tiles or plan.tiles("by_keys", *about)
         blocks = ceil_div(k_len, t.block_k)
         more = {"dk_ptr": dk, "dv_ptr": dv, "blocks": blocks}
         more |= {"dk_strides": strides(dk, given), "dv_strides": strides(dv, given)}
@@ -98,14 +98,14 @@ def backward(
         launches.append(_launch(attention_backward.by_keys, programs, known, t, **more))
     if wanted.q:
         dq = own.make(q.shape, q.dtype, fill)
-        t = tiles or plan.tiles("by_queries", arch, size, widest(given))
+        t = tiles or plan.tiles("by_queries", *about)
         blocks = ceil_div(q_len, t.block_q)
         more = {"dq_ptr": dq, "dq_strides": strides(dq, given), "blocks": blocks}
         programs = blocks * heads * batch
         launches.append(_launch(attention_backward.by_queries, programs, known, t, **more))
     if wanted.bias and bias is not None:
         dbias = own.make(bias.shape, bias.dtype, 0.0)
-        t = tiles or plan.tiles("bias", arch, size, widest(given))
+        t = tiles or plan.tiles("bias", *about)
         shared = tuple(n == 1 for n in bias.shape)
         blocks_of = (batch, heads, ceil_div(q_len, t.block_q), ceil_div(k_len, t.block_k))
         programs = math.prod(1 if s else n for s, n in zip(shared, blocks_of, strict=True))

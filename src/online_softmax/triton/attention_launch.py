@@ -40,6 +40,11 @@ class Inputs(NamedTuple):
     def batch(self) -> int:
         return self.q.shape[0] if self.cu_seq_q is None else self.cu_seq_q.shape[0] - 1
 
+    @property
+    def has_scores(self) -> bool:
+        """Whether tiles of scores come from memory: of a bias or a mask."""
+        return self.bias is not None or self.mask is not None
+
     def unit(self) -> Inputs:
         """With the last dimension of q, k and v contiguous."""
         return self._replace(q=unit(self.q), k=unit(self.k), v=unit(self.v))
@@ -158,7 +163,9 @@ def _forward(
     pack = known["GROUP"] if is_short else 1
     if tiles is None and is_short:
         tiles = plan.decode(given.q.element_size(), widest(given), q_len * pack)
-    t = tiles or plan.tiles("forward", arch, given.q.element_size(), widest(given))
+    t = tiles or plan.tiles(
+        "forward", arch, given.q.element_size(), widest(given), given.has_scores
+    )
     blocks = ceil_div(q_len * pack, t.block_q)
     known |= {**names, "blocks": blocks, "PACK": pack, "BLOCK_Q": t.block_q, "BLOCK_K": t.block_k}
     programs = names["parts"] * blocks * (heads // pack) * given.batch
