@@ -162,13 +162,14 @@ if STORED:  # without a file there would be a skip, which CI takes for an error
 
     @pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
     def test_real_output(path: Path):
-        """ncu's CSV of the ladder, ncu-ROWSxCOLS-DTYPE.csv, as an H200 gave it to --raw."""
+        """ncu's CSV of `profile ladder registers torch`, ncu-ROWSxCOLS-DTYPE.csv, as an H200 gave
+        it to --raw."""
         size = re.fullmatch(r"ncu-(\d+)x(\d+)-(\w+)", path.stem)
         assert size, "name it ncu-ROWSxCOLS-DTYPE.csv"
         rows, cols, dtype = int(size[1]), int(size[2]), size[3]
-        found = profile.from_csv(
-            Asked(profile.RUNGS, rows, cols, dtype, "softmax"), path.read_text()
-        )
+        names = (*profile.RUNGS, "registers", "torch")
+        found = profile.from_csv(Asked(names, rows, cols, dtype, "softmax"), path.read_text())
+        assert len([line for line in found.lines if line.counters]) == len(names)
         item = torch.empty((), dtype=getattr(torch, dtype)).itemsize
         for line in found.lines:
             if line.reasons:

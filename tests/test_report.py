@@ -126,7 +126,7 @@ def test_the_stored_results_make_a_page_under_eight_megabytes():
     assert len(found["bench"]["cells"]) > 2000
     assert len(found["ladder"]) == 8
     assert {"accuracy", "memory", "host", "marks"} <= set(found["sheets"])
-    assert found["fused"] == ["attention", "attention_backward", "attention_decode"]
+    assert found["fused"] == ["attention", "attention_backward", "attention_decode", "merge"]
     assert found["tiles"][0]["of"] == "of a copy's speed, the ladder's best"
 
 
