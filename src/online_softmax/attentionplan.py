@@ -88,6 +88,7 @@ _WIDE["bias"] = _WIDE["by_queries"]
 # two that makes so many. triton/attention.py reads them too: it knows packed lengths.
 PART_KEYS = ((8192, 512), (524288, 1024))
 MAX_PARTS = 512
+_SMALL_TILE = 64 * 64  # scores of which there is room for some from memory too
 _PIECE_DIM, _FEW_PARTS = 32, 32  # many parts of a query are merged by programs with so many dims
 
 
@@ -113,7 +114,7 @@ def tiles(
         shared = ARCHES.get(arch, ARCHES[DEFAULT_ARCH]).shared_bytes_block
         table = _TABLES[kernel][max(least for least in _TABLES[kernel] if least <= shared)]
     found = table[min(limit for limit in table if limit >= dim)]
-    if not has_scores:
+    if not has_scores or found.block_q * found.block_k <= _SMALL_TILE:
         return found
     return replace(found, block_k=min(found.block_k, 64), stages=min(found.stages, 2))
 
