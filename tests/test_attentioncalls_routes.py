@@ -44,6 +44,7 @@ def test_what_is_refused_stays_refused(notes: Notes) -> None:
         ({"empty": "none"}, ValueError),
         ({"kernel": "cuda"}, ValueError),
         ({"kernel": 0}, ValueError),
+        ({"kernel": ""}, ValueError),
         ({"softcap": -1.0}, ValueError),
     ):
         with pytest.raises(error, match=next(iter(options))):

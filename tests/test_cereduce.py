@@ -59,6 +59,28 @@ def test_the_losses_in_one(weighted: bool, dtype: torch.dtype) -> None:
 
 
 @needs_compiler
+def test_targets_and_weights_are_read_early_only_where_they_were_there_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A copy that starts after the kernel of the rows has to end first: no dependent launch."""
+    seen: list[bool] = []
+    run = launch.run
+    monkeypatch.setattr(
+        launch, "run", lambda work, device: (seen.append(work[0].dependent), run(work, device))
+    )
+    loss, target, weight = losses(40)
+    apart, wide = torch.stack([target, -target], 1)[:, 0], torch.stack([weight, -weight], 1)[:, 0]
+    made = [
+        cereduce.by_kernel(of_rows, t, w, COLS, IGNORED, Reduction("mean", torch.float32))[1]
+        for of_rows in (loss, None)
+        for t in (target, apart)
+        for w in (weight, wide)
+    ]
+    assert seen == [True] + [False] * 7
+    assert all(torch.equal(total, made[0]) for total in made)
+
+
+@needs_compiler
 def test_a_mean_of_no_row() -> None:
     target = torch.full((40,), IGNORED)
     for weight in (None, torch.rand(COLS), torch.zeros(COLS)):

@@ -57,6 +57,31 @@ def test_other_text_is_no_csv_of_ncu(text: str):
         ncu.read('"ID","Metric Name","Metric Unit","Metric Value"\n')
 
 
+@pytest.mark.parametrize("place", ["Host Name", "127.0.0.1"], ids=["heading", "line"])
+def test_a_field_past_all_bounds_is_no_csv_of_ncu(place: str):
+    text = csv_of([("a", {"registers": 1.0})]).replace(place, "x" * 200_000)
+    with pytest.raises(ValueError, match="no CSV of ncu: field larger than field limit"):
+        ncu.read(text)
+
+
+@pytest.mark.parametrize("start", ["#!/there/is/none\n", "\x7fELF"], ids=["interpreter", "format"])
+def test_an_ncu_that_cannot_be_started_says_why(tmp_path, monkeypatch, start: str):
+    path = stand_in(tmp_path, monkeypatch, "")
+    path.write_text(start)
+    answer = ncu.ask(str(path), ["true"])
+    assert (answer.csv, answer.code) == ("", 126)
+    assert answer.why.startswith(f"{path} cannot be run: ")
+    assert ncu.version(str(path)) == ""
+
+
+def test_bytes_that_are_no_text_cost_no_figure(tmp_path, monkeypatch):
+    path = stand_in(tmp_path, monkeypatch, f"cat {tmp_path}/csv")
+    text = csv_of([("a kernel", {"registers": 29.0})]).encode().replace(b"a kernel", b"a\xff")
+    (tmp_path / "csv").write_bytes(text)
+    (launch,) = ncu.read(ncu.ask(str(path), ["true"]).csv)
+    assert (launch.name, launch.figure("registers")) == ("a\ufffd", 29.0)
+
+
 def test_of_several_names_the_first_that_has_a_figure_counts():
     names = ncu.METRICS["dram_read"]
     assert (

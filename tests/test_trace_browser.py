@@ -214,3 +214,17 @@ def test_a_link_keeps_all(path: Path):
             ).first.wait_for()
             assert page.locator("#numbers").input_value() == "7 8"
             assert page.locator("#place").inner_text().startswith("step 0")
+
+
+def test_a_link_of_words_that_every_object_has(path: Path):
+    with open_page(address(path, "lang=constructor&type=toString"), locale="en-US") as page:
+        assert page.title() == "Online softmax, step by step"
+        assert page.locator("html").get_attribute("lang") == "en"
+        assert page.get_by_role("button", name="float32").get_attribute("aria-pressed") == "true"
+        assert "d 1.154" in page.locator("#live").text_content()
+
+
+def test_a_link_does_not_join_two_numbers(path: Path):
+    with open_page(address(path, "x=1;2;3"), locale="en-US") as page:
+        assert page.locator("#numbers").input_value() == "1;2;3"
+        assert page.locator("#numbers-error").inner_text() == "'1;2;3' is not a number"

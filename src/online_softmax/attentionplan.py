@@ -92,9 +92,7 @@ _SMALL_TILE = 64 * 64  # scores of which there is room for some from memory too
 _PIECE_DIM, _FEW_PARTS = 32, 32  # many parts of a query are merged by programs with so many dims
 
 
-def tiles(
-    kernel: str, arch: str, item_bytes: int, dim: int, has_scores: bool = False
-) -> Tiles:
+def tiles(kernel: str, arch: str, item_bytes: int, dim: int, has_scores: bool = False) -> Tiles:
     """The launch numbers of a kernel: "forward", "by_keys", "by_queries" or "bias".
 
     Args:

@@ -65,9 +65,13 @@ def by_kernel(
     device, blocks = target.device, reduce_launch.blocks(len(target))
     result, divisor = (cecalls.empty((), each, device) for each in (r.dtype, torch.float32))
     parts = cecalls.empty((blocks, 2), torch.float64, device) if blocks > 1 else None
-    weight = None if weight is None else weight.contiguous()
-    tensors = (loss, target.contiguous(), weight, parts, result, divisor)
-    work = reduce_launch.reduce(*tensors, classes, ignore_index, r.name == "mean", inverts)
+    about = target.contiguous(), None if weight is None else weight.contiguous()
+    # What is read before the wait for the kernel of the rows has to be there by then: no copy that
+    # starts after it.
+    overlaps = loss is not None and about[0] is target and about[1] is weight
+    tensors = (loss, *about, parts, result, divisor)
+    options = classes, ignore_index, r.name == "mean", inverts, overlaps
+    work = reduce_launch.reduce(*tensors, *options)
     cecalls.run(work, device)
     return result, divisor
 

@@ -32,6 +32,7 @@ def reduce(
     ignore_index: int,
     is_mean: bool,
     inverts: bool = False,
+    overlaps: bool = False,
 ) -> list[Launch]:
     """The sum of the losses, or their mean, into result; what the mean divides by into divisor.
 
@@ -43,6 +44,8 @@ def reduce(
         result: 0-dim, float32, float16 or bfloat16.
         divisor: 0-dim float32: the weights of the rows that count, without `is_mean` 1; or, with
             `inverts`, the inverse of that.
+        overlaps: start while the stream's kernel before still runs, which writes the losses and
+            neither targets nor weights: those are read before it has ended.
     """
     rows, count = len(target), blocks(len(target))
     y, block = C_TYPE[result.dtype], min(ceil_div(rows, WARP) * WARP, BLOCK)
@@ -51,8 +54,7 @@ def reduce(
     room = divisor if parts is None else parts
     sizes = (rows, cols, ignore_index, *flags, int(weight is not None), int(inverts))
     args = (*given, room, result, divisor, *sizes)
-    waits = loss is not None  # for the kernel that writes it
-    work = [Launch(FILE, f"cross_entropy_reduce<{y}>", args, count, block, dependent=waits)]
+    work = [Launch(FILE, f"cross_entropy_reduce<{y}>", args, count, block, dependent=overlaps)]
     if count > 1:
         tail = (room, result, divisor, count, *flags, int(inverts))
         threads = ceil_div(count, WARP) * WARP

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from online_softmax.lab import benchfile, benchtable, goals
+from online_softmax.lab import benchfile, benchtable, goals, results
 from online_softmax.lab.benchfile import Part
 from online_softmax.lab.benchtable import Table
 
@@ -81,9 +81,10 @@ def times(parts: Iterable[Part]) -> Times:
         order = "" if row.values == "normal" else f", {row.values}"
         throttled = "the clock was throttled" if row.is_throttled else ""
         for entry in row.entries:
-            why = entry.doubt or (throttled if entry.median_us else entry.why)
+            us = entry.median_us or None  # no time is 0
+            why = entry.doubt or (throttled if us else entry.why)
             found[row.cell.text + order, entry.name] = Timed(
-                entry.kind, entry.median_us, entry.spread_us, row.repeats, why
+                entry.kind, us, entry.spread_us, row.repeats, why
             )
     for part in parts:
         for line in part.others:
@@ -106,7 +107,7 @@ def _others(line: dict[str, Any]) -> Times:
         why = "the clock was throttled" if throttled and not entry["why"] else entry["why"]
         spread = max(rounds) - min(rounds)
         found[f"linear_cross_entropy {size}", name] = Timed(
-            kind, entry.get("median_us"), spread, line.get("repeats", 1), why
+            kind, entry.get("median_us") or None, spread, line.get("repeats", 1), why
         )
     return found
 
@@ -190,7 +191,7 @@ def summary(found: Compared) -> str:
 
 def as_json(found: Compared) -> dict[str, Any]:
     """All of it, plain."""
-    changes = [{**asdict(c), "ratio": c.ratio} for c in found.changes]
+    changes = [results.plain({**asdict(c), "ratio": c.ratio}) for c in found.changes]
     return {
         "regressions": len(found.regressions),
         "faster": len(found.those(FASTER)),

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from online_softmax.lab import results
-from online_softmax.lab.grid import Cell
+from online_softmax.lab import fusedsizes, results, storedlines
+from online_softmax.lab.grid import ITEM_BYTES, Cell
 from online_softmax.lab.inputs import BadInput
 
 FORMAT = 1
@@ -133,21 +133,33 @@ def parse(text: str, name: str) -> list[Part]:
     parts: list[tuple[Header, list[Row], list[dict[str, Any]]]] = []
     try:
         for raw in text[: text.rfind("\n") + 1].splitlines():
-            values = json.loads(raw)
+            values = storedlines.loads(raw)
+            storedlines.check(values)
             if values["kind"] == "header":
                 if values["what"] != WHAT:
                     raise ValueError(f"it holds {values['what']!r}")
                 parts.append((results.record(Header, values), [], []))
             elif values["kind"] == "cell":
-                entries = tuple(results.record(Entry, each) for each in values["entries"])
-                parts[-1][1].append(results.record(Row, {**values, "entries": entries}))
+                parts[-1][1].append(_row(values))
             else:
                 parts[-1][2].append(values)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise BadInput(f"{name} holds no results of `bench --save`: {error!r}") from None
+        why = str(error) if type(error) is ValueError else repr(error)
+        raise BadInput(f"{name} holds no results of `bench --save`: {why}") from None
     if not parts:
         raise BadInput(f"{name} holds no results of `bench --save`: it has no whole line")
     return [Part(header, tuple(rows), tuple(others)) for header, rows, others in parts]
+
+
+def _row(values: dict[str, Any]) -> Row:
+    entries = tuple(results.record(Entry, each) for each in values["entries"])
+    row: Row = results.record(Row, {**values, "entries": entries})
+    if row.dtype not in ITEM_BYTES:
+        raise ValueError(f"dtype is {row.dtype!r} there, where {', '.join(ITEM_BYTES)} are known")
+    if not (row.rows and row.cols):
+        raise ValueError(f"a cell is {row.rows} x {row.cols} there, where both are above 0")
+    fusedsizes.check(row.op, row.sizes)
+    return row
 
 
 def read(paths: Iterable[Path], note: Callable[[str], None] = lambda text: None) -> list[Part]:
@@ -224,10 +236,13 @@ class Log:
         return {part.header.versions.get("sources") for part in self.kept}
 
     def write(self, text: str) -> None:
-        """Append whole lines; they are on the disk when this returns."""
+        """Append whole lines; they are on the disk when this returns. BadInput: they cannot be."""
         if self.path is None:
             return
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise BadInput(f"{self.path} cannot be written: {error.strerror}") from None

@@ -39,6 +39,11 @@ WANTED = {  # what --cells names of an operation
     LINEAR: "TOKENSxFEATURESxCLASSES",
 }
 
+SIZES = {  # what the sizes of a cell name, at least
+    **dict.fromkeys(ATTENTION_OPS, ("batch", "heads", "kv_heads", "head_dim", "causal")),
+    MERGE: ("parts",), LINEAR: ("features",),
+}  # fmt: skip
+
 
 def written(**sizes: int) -> str:
     """Sizes as a cell has them.
@@ -56,6 +61,13 @@ def parsed(text: str) -> dict[str, int]:
     {'batch': 1, 'heads': 16}
     """
     return {name: int(value) for name, _, value in (each.partition("=") for each in text.split())}
+
+
+def check(op: str, text: str) -> None:
+    """ValueError for sizes that are not those of an operation: one is missing, or not above 0."""
+    wanted, found = SIZES.get(op, ()), parsed(text)
+    if not all(found.get(name, 0) > 0 or (name == "causal" and name in found) for name in wanted):
+        raise ValueError(f"sizes is {text!r} there, where {op} has {' and '.join(wanted)}")
 
 
 # ---- which there are

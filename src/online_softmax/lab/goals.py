@@ -166,8 +166,9 @@ def few(rows: Iterable[Row], name: str = "ours") -> list[Beside]:
 
 
 def is_as_exact(row: Row) -> bool | None:
-    """Whether our largest error is torch's at most, but for EXACT; None: one of them is unknown."""
+    """Whether ours is right and its largest error torch's at most, but for EXACT; None: one of them
+    is unknown."""
     ours, torch = row.entry("ours"), row.entry("torch")
     if ours is None or torch is None or ours.share_max is None or torch.share_max is None:
         return None
-    return ours.share_max <= torch.share_max + EXACT
+    return ours.ok is not False and ours.share_max <= torch.share_max + EXACT

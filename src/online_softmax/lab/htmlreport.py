@@ -8,7 +8,7 @@ from __future__ import annotations
 import html
 from importlib import import_module
 
-from online_softmax.lab import webpage
+from online_softmax.lab import results, webpage
 from online_softmax.lab.inputs import BadInput
 from online_softmax.lab.reportdata import Report
 
@@ -26,7 +26,7 @@ def page(report: Report) -> str:
     parts = {
         "title": html.escape(report.title),
         "css": webpage.source("report.css"),
-        "data": webpage.embedded(report.plain()),
+        "data": webpage.embedded(results.plain(report.plain())),  # a ratio past all numbers: none
         "plotly": webpage.script(_plotly()),
         "js": webpage.script("\n".join(scripts)),
     }

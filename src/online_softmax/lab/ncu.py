@@ -13,7 +13,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 STALLS = (
@@ -122,9 +122,19 @@ def find() -> str | None:
 
 def version(ncu: str) -> str:
     """Its version as it says it; "" if it does not."""
-    done = subprocess.run([ncu, "--version"], check=False, capture_output=True, text=True)
-    found = re.search(r"Version (\S+)", done.stdout)
+    found = re.search(r"Version (\S+)", _ran([ncu, "--version"]).csv)
     return found[1] if found else ""
+
+
+def _ran(line: Sequence[str]) -> Answer:
+    """What a command line says. One that cannot be started says why, as a shell would."""
+    try:
+        done = subprocess.run(
+            line, check=False, capture_output=True, encoding="utf-8", errors="replace"
+        )
+    except OSError as error:
+        return Answer("", f"{line[0]} cannot be run: {error.strerror}", 126)
+    return Answer(done.stdout, done.stderr, done.returncode)
 
 
 def command(ncu: str, metrics: Sequence[str], driver: Sequence[str]) -> list[str]:
@@ -142,10 +152,9 @@ def ask(ncu: str, driver: Sequence[str]) -> Answer:
     for _ in range(TRIES):
         left = ([name for name in names if name not in unknown] for names in METRICS.values())
         line = command(ncu, [names[0] for names in left if names], driver)
-        done = subprocess.run(line, check=False, capture_output=True, text=True)
-        answer = Answer(done.stdout, done.stderr, done.returncode, tuple(unknown))
+        answer = replace(_ran(line), unknown=tuple(unknown))
         refused = [each for each in _refused(answer) if each not in unknown]
-        if not refused or '"Metric Name"' in done.stdout:
+        if not refused or '"Metric Name"' in answer.csv:
             break
         unknown += refused
     return answer
@@ -168,6 +177,13 @@ def read(text: str) -> list[Launch]:
     Raises:
         ValueError: there is no CSV of ncu's in it, or it lacks a column; one line.
     """
+    try:
+        return _launches(text)
+    except csv.Error as error:
+        raise ValueError(f"no CSV of ncu: {error}") from None
+
+
+def _launches(text: str) -> list[Launch]:
     lines = [line for line in text.splitlines() if line.startswith('"')]
     start = next((i for i, line in enumerate(lines) if '"Metric Name"' in line), None)
     if start is None:

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from online_softmax.catalogue import KERNELS
-from online_softmax.lab import results
+from online_softmax.lab import results, storedlines
 from online_softmax.lab.results import Figures
+from online_softmax.plan import ELEMENT_BYTES
 
 FORMAT = 1
 WHAT = "profile"  # a header says so, to be told from a ladder's or a benchmark's
@@ -120,10 +121,10 @@ def read(path: str | Path) -> list[Profile]:
 def _objects(text: str) -> list[Any]:
     """The objects of a file: a line each, or all in one object over many lines."""
     try:
-        found = [json.loads(line) for line in text.splitlines() if line.strip()]
+        found = [storedlines.loads(line) for line in text.splitlines() if line.strip()]
     except json.JSONDecodeError:
         try:
-            found = [json.loads(text)]
+            found = [storedlines.loads(text)]
         except json.JSONDecodeError:
             raise ValueError("it is no JSON") from None
     if not found:
@@ -145,12 +146,19 @@ def _profiles(objects: Iterable[Any]) -> list[Profile]:
                 raise ValueError(
                     f"it is in format {each['format']}, and this version reads format {FORMAT}"
                 )
-            runs.append((results.record(Header, each), []))
+            runs.append((_known(results.record(Header, each)), []))
         elif not runs:
             raise ValueError("no header comes first")
         else:
             runs[-1][1].append(_line(each))
     return [Profile(header, tuple(lines)) for header, lines in runs]
+
+
+def _known(header: Header) -> Header:
+    if header.dtype not in ELEMENT_BYTES:
+        known = ", ".join(ELEMENT_BYTES)
+        raise ValueError(f"dtype is {header.dtype!r} there, where {known} are known")
+    return header
 
 
 def _line(values: dict[str, Any]) -> Line:
@@ -168,11 +176,12 @@ def _line(values: dict[str, Any]) -> Line:
 
 def _of_before(stored: dict[str, Any]) -> tuple[Header, list[Line]]:
     """What benchmarks/traffic.py wrote: one object, rungs with bytes an element and a time."""
+    storedlines.must_be(storedlines.BEFORE, stored)
     names = ("date", "command", "rows", "cols", "dtype")
     facts = {name: stored[name] for name in names}
     machine = stored["machine"]
-    header = Header(
-        **facts, device=machine["gpu"], op="softmax", arches=("sm_90a",), machine=machine
+    header = _known(
+        Header(**facts, device=machine["gpu"], op="softmax", arches=("sm_90a",), machine=machine)
     )
     lines = []
     for name, figures in stored["rungs"].items():

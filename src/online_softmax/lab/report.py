@@ -37,7 +37,7 @@ CHINESE = ROOT / "README.zh.md"
 PERFORMANCE = ROOT / "docs" / "performance.md"
 LESSONS = ROOT / "docs" / "lessons"
 PICTURE = ROOT / "docs" / "ladder.png"
-DRAWN = ("softmax", "log_softmax", "softmax_backward", "log_softmax_backward")
+DRAWN = ("softmax", "log_softmax", "softmax_backward", "log_softmax_backward", "logsumexp")
 ACCURACY = ROOT / "docs" / "accuracy.md"
 SECTIONS = ("means", "below", "slower", "few", "host", "fusion", "accuracy", "large", "small",
             "refusals")  # fmt: skip
@@ -165,7 +165,7 @@ def main(arguments: list[str] | None = None) -> int:
             path.write_text(documents(runs)[path], encoding="utf-8")
             sys.stdout.write(f"{name} written\n")
     if not options.check:
-        from online_softmax.lab import benchplot, plot
+        from online_softmax.lab import attentionplot, benchplot, plot
 
         plot.draw(next(run for run in runs if cell(run) == MAIN), PICTURE)
         rows = benchfile.latest(stored_bench())
@@ -173,6 +173,8 @@ def main(arguments: list[str] | None = None) -> int:
         paths = {op: ROOT / "docs" / f"performance-{op}.png" for op in ops}
         for op, path in paths.items():
             benchplot.draw(rows, op, path)
+        paths["attention"] = ROOT / "docs" / "performance-attention.png"
+        attentionplot.draw(rows, paths["attention"])
         for path in (PICTURE, *paths.values()):
             sys.stdout.write(f"{path.relative_to(ROOT)} drawn\n")
     return 1 if stale and options.check else 0

@@ -241,7 +241,8 @@ def _attention_tile(report: Report) -> Tile | None:
 
 def _memory_tile(report: Report) -> Tile | None:
     line = next(iter(of_kind(report.stored.parts, "linear")[-1:]), None)
-    known = {e["name"]: e for e in line["entries"] if e.get("memory_bytes")} if line else {}
+    entries = line["entries"] if line else ()
+    known = {e["name"]: e for e in entries if e.get("memory_bytes") and e.get("median_us")}
     if "ours, low" not in known or "torch" not in known:
         return None
     ours, torch = known["ours, low"], known["torch"]

@@ -147,10 +147,10 @@ def roofline(run: Run) -> dict[str, Any] | None:
     points: list[dict[str, Any]] = []
     for r in run.results:
         count = exps(r)
-        if r.median_us and count and h.bytes_moved:
+        if r.median_us and count and elements and h.bytes_moved:
             points.append({"name": r.name, "kind": r.name if r.name == "production" else r.backend,
                            "x": compact(count * elements / h.bytes_moved),
-                           "y": compact(count * elements / (r.median_us * 1e-6))})  # fmt: skip
+                           "y": compact(count * elements / r.median_us * 1e6)})  # fmt: skip
     if not points or not h.copy_gbs:
         return None
     peak = exp_peak(h)

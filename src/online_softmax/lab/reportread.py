@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from online_softmax.lab import benchfile, profilefile, results
+from online_softmax.lab import benchfile, profilefile, results, storedlines
 from online_softmax.lab.benchfile import Part
 from online_softmax.lab.inputs import BadInput
 from online_softmax.lab.results import Run
@@ -111,16 +111,19 @@ def read(given: Sequence[str | Path]) -> Stored:
 def _profiles(text: str, path: Path) -> Iterator[dict[str, Any]]:
     """Runs of `profile` as what was stored before: rungs with their bytes an element."""
     try:
-        lines = [json.loads(line) for line in text.splitlines() if line.strip()]
+        lines = [storedlines.loads(line) for line in text.splitlines() if line.strip()]
         starts = [i for i, line in enumerate(lines) if line["kind"] == "header"]
         for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
+            storedlines.must_be(storedlines.PROFILED, lines[start])
+            storedlines.must_be([storedlines.KERNEL], lines[start + 1 : end])
             counted = [line for line in lines[start + 1 : end] if line["counters"]]
             rungs = {line["name"]: line["counters"] for line in counted}
             rungs = {name: {**of, "time": of.get("time_us")} for name, of in rungs.items()}
             if rungs:
                 yield {**lines[start], "machine": {"gpu": lines[start]["device"]}, "rungs": rungs}
     except (ValueError, LookupError, TypeError) as error:
-        raise BadInput(f"{path} holds no results of `profile --save`: {error!r}") from None
+        why = str(error) if type(error) is ValueError else repr(error)
+        raise BadInput(f"{path} holds no results of `profile --save`: {why}") from None
 
 
 FIELDS = ("runs", "parts", "traffic", "files", "passed")  # of Stored, in order
@@ -146,6 +149,10 @@ def _file(path: Path) -> Stored:
         except ValueError as error:
             raise BadInput(str(error)) from None
     if isinstance(first.get("rungs"), dict) and "metrics" in first:
+        try:
+            storedlines.must_be(storedlines.BEFORE, first)
+        except ValueError as error:
+            raise BadInput(f"{path} holds no results of the GPU's counters: {error}") from None
         return Stored(traffic=(first,), files=name)
     if "kind" in first:
         raise BadInput(
@@ -170,9 +177,11 @@ def _first(text: str, path: Path) -> dict[str, Any]:
         raise BadInput(f"{path} is empty: {WANTED}")
     for part in (text.lstrip().split("\n", 1)[0], text):
         try:
-            value = json.loads(part)
+            value = storedlines.loads(part)
         except json.JSONDecodeError:
             continue
+        except ValueError as error:
+            raise BadInput(f"{path} holds no results: {error}") from None
         if isinstance(value, dict):
             return value
     raise BadInput(f"{path} is no JSON: {WANTED}")

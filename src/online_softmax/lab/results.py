@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from online_softmax.lab import storedlines
+
 FORMAT = 1
 
 
@@ -137,6 +139,7 @@ def read(path: str | Path) -> list[Run]:
         lines = _lines(Path(path).read_text(encoding="utf-8"))
         runs: list[tuple[Header, list[Result]]] = []
         for line in lines:
+            storedlines.check(line)
             if line["kind"] == "header":
                 _must_be_ours(line.get("format", FORMAT))
                 runs.append((record(Header, line), []))
@@ -170,11 +173,11 @@ def _must_be_ours(number: object) -> None:
 def _lines(text: str) -> list[Any]:
     """The objects of a file: a line each, or all in one object over many lines."""
     try:
-        return [json.loads(line) for line in text.splitlines() if line.strip()]
+        return [storedlines.loads(line) for line in text.splitlines() if line.strip()]
     except json.JSONDecodeError:
         pass
     try:
-        whole = json.loads(text)
+        whole = storedlines.loads(text)
     except json.JSONDecodeError:
         raise ValueError("it is no JSON") from None
     return [whole["header"], *whole["rungs"]]
@@ -207,9 +210,24 @@ def record(cls: Any, values: dict[str, Any]) -> Any:
     for each in fields(cls):
         if each.name in values:
             value = values[each.name]
-            kinds = _KINDS[re.split(r"\W", str(each.type))[0]]
-            is_none = value is None and "None" in str(each.type)
-            if not is_none and not isinstance(value, kinds):
+            if not _fits(value, str(each.type)):
                 raise ValueError(f"{each.name} is {value!r} there, where {each.type} is wanted")
             kept[each.name] = tuple(value) if isinstance(value, list) else value
     return cls(**kept)
+
+
+def _fits(value: Any, wanted: str) -> bool:
+    """Whether a value is of an annotation of the records; numbers of theirs are never below 0."""
+    first, _, inner = wanted.partition("[")
+    if value is None and "None" in (wanted.rpartition("]")[2] if inner else wanted):
+        return True
+    name = re.split(r"\W", first)[0]
+    if name not in _KINDS:  # Any, or a record, which is one already
+        return True
+    if not isinstance(value, _KINDS[name]) or (isinstance(value, bool) and name != "bool"):
+        return False
+    if isinstance(value, (list, tuple)):
+        return all(_fits(each, inner.partition(",")[0]) for each in value)
+    if isinstance(value, dict):
+        return all(_fits(each, inner.partition(", ")[2][:-1]) for each in value.values())
+    return not isinstance(value, (int, float)) or value >= 0

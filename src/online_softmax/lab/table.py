@@ -162,7 +162,7 @@ def _circumstances(header: Header) -> list[str]:
     known = [header.device]
     if header.datasheet_gbs:
         known.append(f"{header.datasheet_gbs:,.0f} GB/s ({header.datasheet})")
-    if header.copy_gbs:
+    if header.copy_gbs and header.copy_us:
         known.append(f"a copy reaches {header.copy_gbs:,.0f} GB/s in {header.copy_us:.1f} us")
     return [*lines, "; ".join(known) + "."]
 

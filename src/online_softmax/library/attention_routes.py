@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from online_softmax import attentioncalls, attentionops
-from online_softmax.attentionarguments import check_options
+from online_softmax.attentionarguments import check_attention_kernel, check_options
 from online_softmax.attentionops import Made, Tensors
 from online_softmax.attentionplan import Options
 from online_softmax.catalogue import FLOATS
@@ -69,8 +69,8 @@ def again(
     max_q, max_k = lengths
     if type(max_q) is not int or type(max_k) is not int or max_q < 0 or max_k < 0:
         return None
-    forced = "" if kernel is None else kernel
     try:
+        forced = "" if kernel is None else check_attention_kernel("attention", kernel)
         o = check_options("attention", *options, lengths)
         known = attentioncalls.find(attentioncalls.FORWARD, (o, with_state, forced), tensors)
     except (TypeError, ValueError):  # raised again where the tensors have been checked

@@ -16,12 +16,12 @@ const MARK = { __proto__: null, ours: "circle", torch: "square", compile: "trian
   liger: "triangle-down", ceiling: "cross" };
 const SPARE = ["other1", "other2", "other3", "ours2"];
 function tone(name) {
-  if (!TONES[name]) TONES[name] = name.startsWith("ours") ? "ours2" : SPARE[tone.next++ % SPARE.length];
+  if (!own(TONES, name)) TONES[name] = name.startsWith("ours") ? "ours2" : SPARE[tone.next++ % SPARE.length];
   return TONES[name];
 }
 tone.next = 0;
-const mark = (name) => MARK[name] || "cross";
-const called = (name) => (Object.hasOwn(data.names, name) ? data.names[name] : name);
+const mark = (name) => own(MARK, name) || "cross";
+const called = (name) => own(data.names, name) || name;
 
 const timed = (cell, i) => (Array.isArray(cell[ENTRIES][i]) && !cell[ENTRIES][i][PAST] ? cell[ENTRIES][i] : null);
 const gbs = (cell, i) => { const entry = timed(cell, i); return entry ? cell[BYTES] / entry[US] / 1e3 : null; };
@@ -157,13 +157,13 @@ function speedPlot(cells, state, marked) {
       if (!some.length) continue;
       const shownPoints = ragged ? some : joined(some);
       traces.push({
-        type: "scatter", mode: ragged ? "markers" : "lines+markers", name: called(name),
+        type: "scatter", mode: ragged ? "markers" : "lines+markers", name: plain(called(name)),
         x: shownPoints.map((p) => p.x), y: shownPoints.map((p) => p.y),
         line: { color: colour(tone(name)), width: ours ? 3 : 1.6, dash: name === "ceiling" ? "dot" : "solid" },
         marker: { symbol: mark(name) + (ragged ? "-open" : ""), size: ours ? 9 : 7, color: colour(tone(name)),
           line: { width: ragged ? 1.8 : 0, color: colour(tone(name)) } },
-        hovertemplate: shownPoints.map((p) => (p.cell ? `<b>${called(name)}</b> ${text(p.y)}${unit}`
-          + `<br>${shape(p.cell)}${p.cell[SAID].map((each) => `<br>${each}`).join("")}<extra></extra>` : "")),
+        hovertemplate: shownPoints.map((p) => (p.cell ? `<b>${plain(called(name))}</b> ${text(p.y)}${unit}`
+          + `<br>${shape(p.cell)}${p.cell[SAID].map((each) => `<br>${plain(each)}`).join("")}<extra></extra>` : "")),
       });
     }
   });

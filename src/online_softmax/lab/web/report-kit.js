@@ -18,6 +18,10 @@ function el(name, attributes = {}, ...children) {
   return made;
 }
 
+// What a map of this page has under a word of the data, which may be any word.
+const own = (map, word) => (Object.hasOwn(map, word) ? map[word] : undefined);
+// A word of the data where Plotly would take markup, or a place to fill in.
+const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;").replace(/%(?=\{)/g, "&#37;");
 const byId = (id) => document.getElementById(id);
 const isNarrow = () => window.innerWidth < 640;
 const colour = (name) =>

@@ -1,8 +1,8 @@
 // The ladder, its roofline and the counters' bytes.
 "use strict";
 
-const KINDS = { __proto__: null, cuda: "CUDA C++", triton: "Triton", torch: "PyTorch", production: "what softmax() picked in that run" };
-const kindTone = (kind) => ({ __proto__: null, cuda: "cuda", triton: "triton", production: "production" })[kind] || "torch";
+const KINDS = { cuda: "CUDA C++", triton: "Triton", torch: "PyTorch", production: "what softmax() picked in that run" };
+const kindTone = (kind) => (["cuda", "triton", "production"].includes(kind) ? kind : "torch");
 
 function ladderFigures(place) {
   const runs = data.ladder;
@@ -14,7 +14,7 @@ function ladderFigures(place) {
     id: "ladder", title: "Every rung beside a copy", sheet: () => runs[at].sheet,
     controls: [choice("Matrix and type", runs.map((run, i) => [String(i), run.size]), "0",
       (value) => { at = Number(value); made.draw(); }, true)],
-    legend: key(kinds.map((kind) => [kindTone(kind), KINDS[kind] || kind])),
+    legend: key(kinds.map((kind) => [kindTone(kind), own(KINDS, kind) || kind])),
     plot: () => {
       changes(list, runs[at]);
       return runs[at].timed ? speedBars(runs[at]) : costBars(runs[at]);
@@ -38,7 +38,7 @@ function changes(list, run) {
 }
 
 const barHeight = (count) => 60 + count * (isNarrow() ? 27 : 33);
-const rungName = (rung) => `<span style="font-family:monospace">${rung.name}</span>`;
+const rungName = (rung) => `<span style="font-family:monospace">${plain(rung.name)}</span>`;
 
 function speedBars(run) {
   const drawn = run.rungs.filter((rung) => rung.isResult);
@@ -54,8 +54,8 @@ function speedBars(run) {
     text: drawn.map(label), textposition: "auto", insidetextanchor: "end", constraintext: "none",
     textfont: { size: isNarrow() ? 11 : 12.5 }, textangle: 0,
     hovertemplate: drawn.map((rung) =>
-      `<b>${rung.name}</b><br>${rung.idea}<br>${shown("us", rung.us)} µs, ${shown("count", rung.gbs)} GB/s`
-      + `${rung.marks.map((mark) => `<br>${mark}`).join("")}<extra></extra>`),
+      `<b>${plain(rung.name)}</b><br>${plain(rung.idea)}<br>${shown("us", rung.us)} µs, ${shown("count", rung.gbs)} GB/s`
+      + `${rung.marks.map((mark) => `<br>${plain(mark)}`).join("")}<extra></extra>`),
   };
   const copy = `copy: ${shown("count", run.copy)} GB/s`;
   const past = run.rungs.filter((rung) => !rung.isResult).map((rung) => `${rung.name}: ${rung.marks[0]}`);
@@ -131,9 +131,9 @@ function rooflineFigure(place) {
   return true;
 }
 
-const SHORT = { __proto__: null, triton_two_pass: "two_pass", triton_online: "t_online", production: "" };
-const shortRung = (name) => SHORT[name] ?? name.split("_")[0]; // "production" lies on the rung that it is
-const SIDES = { __proto__: null, v2_vectorized: "bottom left", v3_register_cache: "bottom right", triton_two_pass: "bottom right" };
+const SHORT = { triton_two_pass: "two_pass", triton_online: "t_online", production: "" };
+const shortRung = (name) => own(SHORT, name) ?? plain(name.split("_")[0]); // "production" lies on the rung that it is
+const SIDES = { v2_vectorized: "bottom left", v3_register_cache: "bottom right", triton_two_pass: "bottom right" };
 const tint = (point) => colour(kindTone(point.kind));
 
 function rooflinePlot(runs, shape) {
@@ -158,13 +158,13 @@ function rooflinePlot(runs, shape) {
     const type = run.size.split(" ").pop();
     const points = run.roof.points;
     traces.push({
-      type: "scatter", mode: isNarrow() ? "markers" : "markers+text", name: type,
+      type: "scatter", mode: isNarrow() ? "markers" : "markers+text", name: plain(type),
       x: points.map((point) => point.x), y: points.map((point) => point.y),
       text: points.map((point) => shortRung(point.name)), textfont: { size: 11, color: colour("soft") },
-      textposition: points.map((point) => SIDES[point.name] || "middle right"),
+      textposition: points.map((point) => own(SIDES, point.name) || "middle right"),
       marker: { size: 10, symbol: i ? "circle-open" : "circle", color: points.map(tint),
         line: { width: 2, color: points.map(tint) } },
-      hovertemplate: points.map((point) => `<b>${point.name}</b>, ${type}<br>`
+      hovertemplate: points.map((point) => `<b>${plain(point.name)}</b>, ${plain(type)}<br>`
         + `${shown("count", point.y / 1e9)} billion exponentials a second<br>`
         + `${shown("number", point.x)} a byte<extra></extra>`),
     });

@@ -73,7 +73,7 @@ function heatMap(cells, state, rivals) {
       xgap: 2, ygap: 2, text: grid(({ best }) => (best ? best[1].toFixed(best[1] < 9.95 ? 2 : 1) : "")),
       texttemplate: "%{text}", textfont: { size: flat ? 10 : 11.5, color: colour("ink") }, hoverongaps: false,
       hovertext: grid(({ cell, best }) => (best ? `<b>${shape(cell)}</b><br>${shown("us", timed(cell, OURS)[US])} µs,`
-        + ` ${shown("times", best[1])} times ${called(best[0])}` : "not measured")),
+        + ` ${shown("times", best[1])} times ${plain(called(best[0]))}` : "not measured")),
       hovertemplate: "%{hovertext}<extra></extra>",
     }],
     layout: {
@@ -106,7 +106,7 @@ function accuracyFigure(place) {
     plot: () => {
       const groups = new Map();
       for (const row of mine()) {
-        const name = `${row[0]}, ${row[2]}`;
+        const name = plain(`${row[0]}, ${row[2]}`);
         const [ours, torch] = groups.get(name) || [0, 0];
         groups.set(name, [Math.max(ours, row[5]), Math.max(torch, row[6])]);
       }
@@ -157,11 +157,11 @@ function memoryFigure(place) {
     id: "memory", title: `linear_cross_entropy, ${sheet.rows[0][0]}`, sheet: () => sheet,
     plot: () => ({
       traces: timedRows.map((row) => ({
-        type: "scatter", mode: "markers+text", x: [row[3] / 1e9], y: [row[2]], text: [row[1]],
+        type: "scatter", mode: "markers+text", x: [row[3] / 1e9], y: [row[2]], text: [plain(row[1])],
         textposition: sides.get(row), textfont: { color: colour("ink"), size: isNarrow() ? 10.5 : 12.5 },
         marker: { size: row[1].startsWith("ours") ? 15 : 11, color: colour(tone(row[1])),
           symbol: row[1].startsWith("ours") ? "circle" : "square" },
-        hovertemplate: `<b>${row[1]}</b><br>${shown("ms", row[2])} ms, ${shown("gigabytes", row[3])} GB<extra></extra>`,
+        hovertemplate: `<b>${plain(row[1])}</b><br>${shown("ms", row[2])} ms, ${shown("gigabytes", row[3])} GB<extra></extra>`,
       })),
       layout: {
         height: isNarrow() ? 380 : 440,
@@ -170,7 +170,7 @@ function memoryFigure(place) {
         yaxis: { type: "log", title: { text: "ms" }, tickvals: TIMES_MS, ticktext: TIMES_MS.map(String) },
         shapes: products.map((row) => ({ type: "line", xref: "paper", x0: 0, x1: 1, y0: row[2], y1: row[2],
           line: { color: colour("limit"), width: 1.5, dash: "dot" } })),
-        annotations: products.map((row, i) => ({ xref: "paper", x: 0.01, xanchor: "left", y: Math.log10(row[2]), text: `${row[1]} alone`,
+        annotations: products.map((row, i) => ({ xref: "paper", x: 0.01, xanchor: "left", y: Math.log10(row[2]), text: `${plain(row[1])} alone`,
           yanchor: i ? "bottom" : "top", showarrow: false, font: { color: colour("limit"), size: 11.5 } })),
       },
       alt: "Points: milliseconds of linear_cross_entropy against gigabytes, a point a contender.",
@@ -200,7 +200,7 @@ function fusedFigure(place, id) {
   const bars = toggles("Bars", labels.map((label) => ({ value: label, text: called(label), on: true,
     swatch: swatch(tone(label), "square") })), (label, on) => { off[on ? "delete" : "add"](label); made.draw(); });
   const parted = choice("Of", groups.map((each) => [each, each]), group, (v) => { group = v; made.draw(); }, true);
-  const named = (row) => (isParted || groups.length === 1 ? row[1] : `${row[0]}<br>${row[1]}`);
+  const named = (row) => (isParted || groups.length === 1 ? plain(row[1]) : `${plain(row[0])}<br>${plain(row[1])}`);
   const made = figure({
     id: id.replaceAll("_", "-"), title: sheet.title, sheet: () => ({ ...sheet, rows: mine() }),
     controls: isParted ? [parted, bars] : [bars],
@@ -210,10 +210,10 @@ function fusedFigure(place, id) {
       const text = (value) => (value == null ? "" : value >= 10 ? shown("count", value) : value.toPrecision(2));
       return {
         traces: shownAt.map((i) => ({
-          type: "bar", orientation: "h", name: labels[at.indexOf(i)], y: rows.map(named), x: rows.map((row) => row[i]),
+          type: "bar", orientation: "h", name: plain(labels[at.indexOf(i)]), y: rows.map(named), x: rows.map((row) => row[i]),
           marker: { color: colour(tone(labels[at.indexOf(i)])) }, text: rows.map((row) => text(row[i])),
           textposition: "auto", constraintext: "none", insidetextanchor: "end", textangle: 0, textfont: { size: 10.5 },
-          hovertemplate: `<b>${called(labels[at.indexOf(i)])}</b><br>%{y}: %{x:,.4~r} ${unit}<extra></extra>`,
+          hovertemplate: `<b>${plain(called(labels[at.indexOf(i)]))}</b><br>%{y}: %{x:,.4~r} ${unit}<extra></extra>`,
         })),
         layout: { barmode: "group", bargap: 0.24, bargroupgap: 0.06,
           height: 60 + rows.length * (16 + 19 * Math.max(shownAt.length, 1)),
@@ -243,7 +243,7 @@ function hostFigure(place) {
     id: "host", title: sheet.title, sheet: () => sheet,
     controls: [choice("Gradient", kinds.map((each) => [each, each]), kind, (v) => { kind = v; made.draw(); })],
     plot: () => ({
-      traces: [{ type: "bar", orientation: "h", y: mine().map((row) => called(row[0])), x: mine().map((row) => row[2]),
+      traces: [{ type: "bar", orientation: "h", y: mine().map((row) => plain(called(row[0]))), x: mine().map((row) => row[2]),
         marker: { color: mine().map((row) => colour(tone(row[0]))) },
         error_x: { type: "data", symmetric: false, array: mine().map((row) => row[4] - row[2]),
           arrayminus: mine().map((row) => row[2] - row[3]), color: colour("soft"), thickness: 1.4 },

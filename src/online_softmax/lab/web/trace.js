@@ -39,8 +39,9 @@ function restore() {
   page.lang = page.isChosen ? link.lang : spoken;
   page.tab = start.tab === "attention" ? "attention" : "row";
   page.type = Object.hasOwn(ROUND, start.type) ? start.type : "float32";
-  const spread = (text) => String(text).replace(/;/g, "\n").replace(/,/g, " ");
-  for (const [id, key] of Object.entries(FIELDS)) find(id).value = spread(start[key]);
+  // A field of one line would drop the end of a line, and join two numbers.
+  const spread = (text, id) => String(text).replace(/;/g, find(id).matches("textarea") ? "\n" : ";").replace(/,/g, " ");
+  for (const [id, key] of Object.entries(FIELDS)) find(id).value = spread(start[key], id);
   find("causal").checked = start.causal === "1";
   for (const name of Object.keys(DEFAULT_SIZES)) {
     if (find(`fill-${name}`)) find(`fill-${name}`).value = sizes[name];
