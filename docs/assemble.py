@@ -11,7 +11,7 @@ import posixpath
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,15 @@ RAW = (".json", ".jsonl", ".log", ".npy", ".png", ".svg")  # offered as they are
 UNSEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
 ALONE = "---\nhide: [navigation]\n---\n\n"  # a page whose section is itself
 ALONE_STEMS = ("docs/index", "docs/guide")
-TRACE = "lessons/trace.html"  # the interactive page, written by the command
-TRACE_SOURCE = "src/online_softmax/lab/web/trace.html"
+TRACE = "lessons/trace.html"  # pages that commands write, and what they are asked
+REPORT = "report.html"
+COMMANDS = {
+    TRACE: ("trace", "1", "5", "3", "9", "2", "--block", "3", "--html"),
+    REPORT: ("report", "-o"),
+}
 TRACE_MARK = "<!-- trace -->"
+REPORT_MARK = "<!-- report -->"
+REPORT_LINK = "[The same as one page, to explore](report.html){ .md-button }"
 TRACE_WORDS = {"": "Open it in a window of its own", "zh": "在单独的窗口中打开"}
 
 LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\]\()([^)\s]+)(\))")
@@ -137,7 +143,7 @@ def page_of(path: str) -> str:
         language = FENCE.get(posixpath.splitext(path)[1], "text")
         name = posixpath.basename(path)
         return f"{UNSEARCHED}# `{name}`\n\n`{path}`\n\n{fence}{language}\n{text}{fence}\n"
-    text = with_details(with_trace(relink(without_switch(text, path), path), path))
+    text = with_details(with_pages(relink(without_switch(text, path), path), path))
     is_alone = re.sub(r"(\.zh)?\.md$", "", path) in ALONE_STEMS
     return (UNSEARCHED if place(path).startswith("source/") else ALONE if is_alone else "") + text
 
@@ -173,8 +179,9 @@ def write(path: Path, data: bytes) -> None:
         path.write_bytes(data)
 
 
-def with_trace(text: str, path: str) -> str:
-    """The page of the recurrence with the interactive one in it, if this checkout has that."""
+def with_pages(text: str, path: str) -> str:
+    """The page of the recurrence with the interactive one in it, that of speed with the report."""
+    text = text.replace(REPORT_MARK, REPORT_LINK)
     if TRACE_MARK not in text:
         return text
     language = next((name for name in LANGUAGES if path.endswith(f".{name}.md")), "")
@@ -184,28 +191,20 @@ def with_trace(text: str, path: str) -> str:
     spoken = f"#lang={language or 'en'}"
     frame = f'<iframe class="trace" src="{source}{spoken}" title="trace" loading="lazy"></iframe>'
     link = f"[{TRACE_WORDS[language]}]({name}{spoken}){{ .md-button }}"
-    return text.replace(TRACE_MARK, f"{frame}\n\n{link}" if has_trace() else "")
+    return text.replace(TRACE_MARK, f"{frame}\n\n{link}")
 
 
-def has_trace() -> bool:
-    return (ROOT / TRACE_SOURCE).is_file()
-
-
-def write_trace(path: Path) -> bool:
-    """Write the interactive page of the recurrence by the command, if this checkout has it."""
-    if not has_trace():
-        return False
+def write_by_command(path: Path, arguments: Sequence[str]) -> None:
+    """Write a page by the command that makes it; its name comes last."""
     fresh = path.with_suffix(".new.html")
     fresh.unlink(missing_ok=True)
     path.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "online_softmax", "trace"]
-    command += ["1", "5", "3", "9", "2", "--block", "3", "--html", str(fresh)]
+    command = [sys.executable, "-m", "online_softmax", *arguments, str(fresh)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}: {done.stderr}")
     write(path, fresh.read_bytes())
     fresh.unlink()
-    return True
 
 
 def assemble(to: Path) -> None:
@@ -217,8 +216,9 @@ def assemble(to: Path) -> None:
         data = page_of(path).encode() if is_page and not is_raw else (ROOT / path).read_bytes()
         write(to / place(path), data)
         kept.add(to / place(path))
-    if write_trace(to / TRACE):
-        kept.add(to / TRACE)
+    for name, arguments in COMMANDS.items():
+        write_by_command(to / name, arguments)
+        kept.add(to / name)
     for path in to.rglob("*"):
         if path.is_file() and path not in kept:
             path.unlink()

@@ -152,13 +152,11 @@ def test_anchors_are_those_of_the_site():
         assert slugs.slugify(case="lower")(heading, "-") in anchors(f"# {heading}")
 
 
-def test_the_interactive_page_is_shown_where_there_is_one(monkeypatch: pytest.MonkeyPatch):
+def test_pages_that_commands_write_are_shown():
     text, page = "a\n\n<!-- trace -->\n", "docs/lessons/recurrence.md"
-    monkeypatch.setattr(assemble, "has_trace", lambda: False)
-    assert assemble.with_trace(text, page) == "a\n\n\n"
-    monkeypatch.setattr(assemble, "has_trace", lambda: True)
-    assert 'src="trace.html#lang=en"' in assemble.with_trace(text, page)
-    said = assemble.with_trace(text, page.replace(".md", ".zh.md"))
+    assert 'src="trace.html#lang=en"' in assemble.with_pages(text, page)
+    assert "](report.html)" in assemble.with_pages("<!-- report -->", "docs/performance.md")
+    said = assemble.with_pages(text, page.replace(".md", ".zh.md"))
     assert 'src="../../lessons/trace.html#lang=zh"' in said
     assert "](trace.html#lang=zh)" in said
 
