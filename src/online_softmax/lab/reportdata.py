@@ -80,7 +80,7 @@ class Report:
     @property
     def devices(self) -> list[str]:
         found = [reportmore.device(each.header) for each in self._headed]
-        found = found or [str(each["machine"].get("gpu")) for each in self.stored.traffic]
+        found = found or [each.header.device for each in self.stored.traffic]
         return list(dict.fromkeys(found))
 
     @property

@@ -9,6 +9,7 @@ from typing import Any
 from online_softmax.catalogue import KERNELS
 from online_softmax.lab import laddertables, marks
 from online_softmax.lab.marks import Mark
+from online_softmax.lab.profilefile import Profile
 from online_softmax.lab.reportsheet import Sheet, Value, compact, trimmed
 from online_softmax.lab.results import Header, Result, Run
 
@@ -192,17 +193,19 @@ LEVELS = (("l1_load", "loads from L1"), ("l2_read", "reads from L2"),
           ("dram_read", "reads from DRAM"), ("l2_write", "writes to L2"))  # fmt: skip
 
 
-def traffic_sheet(stored: dict[str, Any]) -> Sheet:
-    """Bytes an element that each rung moves at each level."""
+def traffic_sheet(run: Profile) -> Sheet:
+    """Bytes an element that each kernel moves at each level."""
     columns = (("rung", "code"), *((name, "number") for _, name in LEVELS), ("µs", "us"))
     rows = [
-        (name, *(found.get(key) for key, _ in LEVELS), found.get("time"))
-        for name, found in stored["rungs"].items()
+        (line.name, *(line.counters.get(key) for key, _ in LEVELS), line.counters.get("time_us"))
+        for line in run.lines
+        if line.counters
     ]
-    of = "" if stored.get("op", "softmax") == "softmax" else f"{stored['op']} "
-    title = f"Bytes an element, {of}{stored['rows']:,} x {stored['cols']:,} {stored['dtype']}"
+    header = run.header
+    of = "" if header.op == "softmax" else f"{header.op} "
+    title = f"Bytes an element, {of}{header.rows:,} x {header.cols:,} {header.dtype}"
     note = (
-        f"By the counters of {stored['machine']['gpu']}, {stored['date'][:10]}; caches emptied "
+        f"By the counters of {header.device}, {header.date[:10]}; caches emptied "
         "before each kernel, planned block sizes; µs are the profiler's."
     )
     return Sheet(title, columns, tuple(rows), note)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from online_softmax.lab import benchfile, profilefile, results, storedlines
 from online_softmax.lab.benchfile import Part
 from online_softmax.lab.inputs import BadInput
+from online_softmax.lab.profilefile import Profile
 from online_softmax.lab.results import Run
 
 STORED = Path("benchmarks", "results", "h200")  # in a checkout
@@ -31,7 +32,7 @@ class Stored:
 
     runs: tuple[Run, ...] = ()  # of the ladder
     parts: tuple[Part, ...] = ()  # of bench
-    traffic: tuple[dict[str, Any], ...] = ()  # bytes by the GPU's counters
+    traffic: tuple[Profile, ...] = ()  # bytes by the GPU's counters
     files: tuple[str, ...] = ()  # names of those that hold something
     passed: tuple[str, ...] = ()  # sentences: of a folder, what was passed over and why
 
@@ -108,22 +109,13 @@ def read(given: Sequence[str | Path]) -> Stored:
     return stored
 
 
-def _profiles(text: str, path: Path) -> Iterator[dict[str, Any]]:
-    """Runs of `profile` as what was stored before: rungs with their bytes an element."""
+def _profiles(path: Path) -> tuple[Profile, ...]:
+    """Runs of `profile` that have counters."""
     try:
-        lines = [storedlines.loads(line) for line in text.splitlines() if line.strip()]
-        starts = [i for i, line in enumerate(lines) if line["kind"] == "header"]
-        for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
-            storedlines.must_be(storedlines.PROFILED, lines[start])
-            storedlines.must_be([storedlines.KERNEL], lines[start + 1 : end])
-            counted = [line for line in lines[start + 1 : end] if line["counters"]]
-            rungs = {line["name"]: line["counters"] for line in counted}
-            rungs = {name: {**of, "time": of.get("time_us")} for name, of in rungs.items()}
-            if rungs:
-                yield {**lines[start], "machine": {"gpu": lines[start]["device"]}, "rungs": rungs}
-    except (ValueError, LookupError, TypeError) as error:
-        why = str(error) if type(error) is ValueError else repr(error)
-        raise BadInput(f"{path} holds no results of `profile --save`: {why}") from None
+        found = profilefile.read(path)
+    except ValueError as error:
+        raise BadInput(str(error)) from None
+    return tuple(each for each in found if any(line.counters for line in each.lines))
 
 
 FIELDS = ("runs", "parts", "traffic", "files", "passed")  # of Stored, in order
@@ -142,18 +134,14 @@ def _file(path: Path) -> Stored:
     if first.get("kind") == "header" and first.get("what") == benchfile.WHAT:
         return Stored(parts=tuple(benchfile.parse(text, str(path))), files=name)
     if first.get("kind") == "header" and first.get("what") == profilefile.WHAT:
-        return Stored(traffic=tuple(_profiles(text, path)), files=name)
+        return Stored(traffic=_profiles(path), files=name)
     if first.get("kind") == "header" or "header" in first:
         try:
             return Stored(runs=tuple(results.read(path)), files=name)
         except ValueError as error:
             raise BadInput(str(error)) from None
     if isinstance(first.get("rungs"), dict) and "metrics" in first:
-        try:
-            storedlines.must_be(storedlines.BEFORE, first)
-        except ValueError as error:
-            raise BadInput(f"{path} holds no results of the GPU's counters: {error}") from None
-        return Stored(traffic=(first,), files=name)
+        return Stored(traffic=_profiles(path), files=name)
     if "kind" in first:
         raise BadInput(
             f"{path} begins with a line of kind {first['kind']!r} and has no header before it, so "

@@ -67,8 +67,6 @@ _WHOLE = {**_RATES, "head_dim": COUNT, "causal": FLAG}
 # Bytes by the GPU's counters: a header of `profile --save` and a kernel; and as it was before.
 COUNTED = {**_SIZE, "op?": TEXT, "date": TEXT}
 COUNTERS = Named(Maybe(NUMBER))
-PROFILED = {**COUNTED, "device": TEXT, "machine?": _MACHINE}
-KERNEL = {"name": TEXT, "counters": COUNTERS}
 BEFORE = {**COUNTED, "machine": {**_MACHINE, "gpu": TEXT}, "rungs": Named(COUNTERS)}
 
 
