@@ -182,7 +182,7 @@ def test_it_says_where_results_came_from_and_opens(
     out = tmp_path / "a b.html"
     done = CliRunner().invoke(cli.app, ["report", str(stored), "-o", str(out), "--open"])
     assert done.exit_code == 0
-    assert f"{stored}, 2 files" in done.output
+    assert f"{reportread.shown(stored)}, 2 files" in done.output
     assert "other.json was passed over" in done.output
     assert "no browser was found: open" in done.output
     assert opened == [out.as_uri()]

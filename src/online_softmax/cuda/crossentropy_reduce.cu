@@ -59,19 +59,19 @@ __global__ void __launch_bounds__(MAX_THREADS)
   }
   total = block_sum(total);
   wait_for_previous_kernel();  // loss: written by the kernel of the rows
-  if (has_loss) {
-    for (int64_t first = begin + threadIdx.x; first < end; first += AT_ONCE * blockDim.x) {
-      float of_row[AT_ONCE];
+  const int64_t last = has_loss ? end : begin;
+#pragma unroll 1  // more would not fit sm_100's registers beside a division
+  for (int64_t first = begin + threadIdx.x; first < last; first += AT_ONCE * blockDim.x) {
+    float of_row[AT_ONCE];
 #pragma unroll
-      for (int i = 0; i < AT_ONCE; ++i) {
-        const int64_t row = first + int64_t(i) * blockDim.x;
-        of_row[i] = row < end ? load(loss + row) : 0.0f;
-      }
-#pragma unroll
-      for (int i = 0; i < AT_ONCE; ++i) sum += of_row[i];
+    for (int i = 0; i < AT_ONCE; ++i) {
+      const int64_t row = first + int64_t(i) * blockDim.x;
+      of_row[i] = row < last ? load(loss + row) : 0.0f;
     }
-    sum = block_sum(sum);
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i) sum += of_row[i];
   }
+  sum = block_sum(sum);
   if (threadIdx.x != 0) return;
   if (gridDim.x == 1) {
     answer(sum, has_total ? total : 1.0, result, divisor, has_loss != 0, inverts != 0);

@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from online_softmax.lab.options import Json, option
-from online_softmax.lab.usage import USAGE
 
 WRONG = 1  # the exit code: a result disagrees with float64
 HELP = """Compare every kernel, on every awkward input, and every operation with float64, here.
@@ -40,7 +39,7 @@ def check(
     quick: Quick = False, only: Only = None, as_json: Json = False, save: Save = None
 ) -> None:
     """Check, and print the page."""
-    from online_softmax.lab import arguments, checkpage, places, waiting
+    from online_softmax.lab import arguments, checkpage, inputs, places, waiting
     from online_softmax.lab import check as checking
 
     arguments.word("--save", save, "a file")
@@ -58,4 +57,4 @@ def check(
     if not report.is_right:
         raise typer.Exit(WRONG)
     if not report.has_run:
-        raise typer.Exit(USAGE)
+        raise inputs.BadInput("nothing ran: the page says why")
