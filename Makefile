@@ -92,6 +92,7 @@ docs: export NO_MKDOCS_2_WARNING = 1
 docs: $(SETUP) $(TORCH) ## the documentation site, into build/site; anything amiss is an error
 	@mkdir -p build/docs
 	$(RUN) -m mkdocs build $(ARGS)
+	@echo "build/site/index.html opens in a browser; make docs-serve serves it, with its search."
 
 docs-serve: export NO_MKDOCS_2_WARNING = 1
 docs-serve: $(SETUP) $(TORCH) ## the site at http://127.0.0.1:8000, made anew when a page changes

@@ -35,7 +35,7 @@ COMMANDS = {
 }
 TRACE_MARK = "<!-- trace -->"
 REPORT_MARK = "<!-- report -->"
-REPORT_LINK = "[The same as one page, to explore](report.html){ .md-button }"
+REPORT_WORDS = {"": "All that was measured, as one page", "zh": "全部测量结果，一个网页"}
 TRACE_WORDS = {"": "Open it in a window of its own", "zh": "在单独的窗口中打开"}
 
 LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\]\()([^)\s]+)(\))")
@@ -181,10 +181,11 @@ def write(path: Path, data: bytes) -> None:
 
 def with_pages(text: str, path: str) -> str:
     """The page of the recurrence with the interactive one in it, that of speed with the report."""
-    text = text.replace(REPORT_MARK, REPORT_LINK)
+    language = next((name for name in LANGUAGES if path.endswith(f".{name}.md")), "")
+    report = f"[{REPORT_WORDS[language]}]({REPORT}){{ .md-button }}"
+    text = text.replace(REPORT_MARK, report)
     if TRACE_MARK not in text:
         return text
-    language = next((name for name in LANGUAGES if path.endswith(f".{name}.md")), "")
     name = posixpath.basename(TRACE)
     # MkDocs turns the link to where the file is; an iframe it leaves alone.
     source = f"../../{TRACE}" if language else name

@@ -160,7 +160,7 @@ WRONG_FILES: list[tuple[Write, str]] = [
         torch_file(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])),
         "holds a nested tensor: save a dense one",
     ),
-    (torch_file(torch.nn.Linear(2, 2)), "it holds more than tensors, or is damaged; save a tensor"),
+    (torch_file(torch.nn.Linear(2, 2)), "more than tensors, or is something else; save a tensor"),
     (safetensors_file(a=torch.ones(1), b=torch.ones(1)), "holds 2 tensors"),
     (lambda folder: Path(f"{numpy_file(ONES)(folder)}:a"), "without a name: leave :a away"),
 ]

@@ -240,7 +240,7 @@ def test_tiles_are_figures_of_the_tables(stored: Path):
     assert tiles["of a copy's speed, the ladder's best"]["value"] == "90.0 %"
     assert tiles["of a copy's speed, softmax"]["value"] == "90.0 %"
     assert "1.80 times torch" in tiles["of a copy's speed, softmax"]["note"]
-    assert tiles["cells where a rival is faster"]["value"] == "0 of 20"
+    assert tiles["cells of rows and losses where a rival is faster"]["value"] == "0 of 20"
 
 
 def test_the_latest_climb_of_a_cell_is_shown(tmp_path: Path):

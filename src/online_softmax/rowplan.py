@@ -56,7 +56,7 @@ IDEAS = {
 }
 WHY_NOT = {
     "registers": "a row takes all registers of its cluster: memory would wait for the exchange",
-    "landed": "memory keeps busy without: several rows share a multiprocessor",
+    "landed": "pays where a multiprocessor has one row at a time, and more to come",
     "streamed": "for long rows, and many of them: a cluster or split is sooner otherwise",
     "split": "reads every element twice",
 }
@@ -139,7 +139,7 @@ def numbers(op: str, cols: int, dtype: str, arch: str) -> Row:
             lanes = min(next_power_of_two(ceil_div(row, vectors)), WARP)
             vectors = ceil_div(row, lanes)
             who = f"{WARP // lanes} rows a warp" if lanes < WARP else "a warp a row"
-            why = f"{who}, {vectors} vectors a lane"
+            why = f"{who}, {vectors} vector{'s' if vectors > 1 else ''} a lane"
             return Row("registers", vectors, lanes, GROUP_BLOCK, why=why)
     ragged = cols * item % VECTOR_BYTES != 0
     least = STREAMED_LEAST_RAGGED if ragged else STREAMED_LEAST.get(kind, row)

@@ -33,21 +33,10 @@ DTYPES = {
 KERNEL_DTYPES = tuple(getattr(torch, name) for name in DTYPES)
 # What numpy's and torch's readers raise at bytes that are not theirs.
 _UNREADABLE = (
-    ArithmeticError,
-    AttributeError,
-    EOFError,
-    LookupError,
-    MemoryError,
-    RuntimeError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-    pickle.UnpicklingError,
-    struct.error,
-    tokenize.TokenError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
+    ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, RuntimeError, SyntaxError,
+    TypeError, ValueError, pickle.UnpicklingError, struct.error, tokenize.TokenError,
+    zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
 
 
 class BadInput(ValueError):  # noqa: N818 a state of the input, told to a person
@@ -146,9 +135,7 @@ def load(given: str, dtype: torch.dtype | None = None) -> Matrix:
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror or _first_line(error)}") from None
     except _UNREADABLE as error:
-        raise BadInput(
-            f"{path} is no {suffix} file that holds a tensor: {_first_line(error)}"
-        ) from None
+        raise _no_tensor(path, _first_line(error)) from None
     return from_tensor(found, str(given), dtype)
 
 
@@ -211,7 +198,12 @@ def split(given: str) -> tuple[Path, str | None]:
 
 def _read_numpy(path: Path) -> Any:
     # Mapped, not read: only the rows that run are paid for. "c": writes, if any, stay in memory.
-    return np.load(path, mmap_mode="c", allow_pickle=False)
+    try:
+        return np.load(path, mmap_mode="c", allow_pickle=False)
+    except ValueError as error:
+        if "pickle" not in str(error):  # numpy's words advise to run the code in it
+            raise
+        raise _no_tensor(path, "it holds objects, or is something else") from None
 
 
 def _read_npz(path: Path) -> Any:
@@ -224,9 +216,13 @@ def _read_npz(path: Path) -> Any:
 def _read_torch(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:  # torch's words advise to run the code in it
-        why = "it holds more than tensors, or is damaged; save a tensor or a dict of them"
-        raise BadInput(f"{path} is no {path.suffix} file that holds a tensor: {why}") from None
+    except (pickle.UnpicklingError, KeyError):  # torch's words advise to run the code in it
+        why = "it holds more than tensors, or is something else; save a tensor or a dict of them"
+        raise _no_tensor(path, why) from None
+
+
+def _no_tensor(path: Path, why: str) -> BadInput:
+    return BadInput(f"{path} is no {path.suffix.lower()} file that holds a tensor: {why}")
 
 
 def _read_safetensors(path: Path) -> Any:

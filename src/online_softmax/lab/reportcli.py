@@ -84,4 +84,6 @@ def _write(report: Report, kind: str, target: Path) -> None:
         target.write_text(text, encoding="utf-8")
     except OSError as error:
         raise BadInput(f"-o {target} cannot be written: {error.strerror}") from None
-    typer.echo(f"{target} written, {target.stat().st_size / 1e6:.1f} MB", err=True)
+    kilobytes = target.stat().st_size / 1e3
+    said = f"{kilobytes / 1e3:.1f} MB" if kilobytes > 1e3 else f"{kilobytes:.0f} kB"
+    typer.echo(f"{target} written, {said}", err=True)

@@ -178,7 +178,7 @@ AT_HEAD = ("softmax", "softmax_backward", "cross_entropy")
 def tiles(report: Report) -> list[Tile]:
     """A handful of figures, each with what it is of; all from the tables below them."""
     found = [_ladder_tile(report.runs), *_mean_tiles(report.rows), _attention_tile(report)]
-    found += [_memory_tile(report), _few_tile(report.rows), _behind_tile(report.rows)]
+    found += [_memory_tile(report), _few_tile(report.rows), _behind_tile(report)]
     return [each for each in found if each]
 
 
@@ -271,10 +271,14 @@ def _of(rows: Sequence[Row], op: str) -> dict[tuple[str, str], list[Row]]:
     return benchtable.groups(row for row in rows if row.op == op)
 
 
-def _behind_tile(rows: Sequence[Row]) -> Tile | None:
-    beside = [row for row in rows if goals.beside_fastest(row)]
+def _behind_tile(report: Report) -> Tile | None:
+    beside = [row for row in report.rows if goals.beside_fastest(row)]
     if not beside:
         return None
-    late = len(goals.slower(rows))
-    return {"value": f"{late:,} of {len(beside):,}", "of": "cells where a rival is faster",
-            "note": "by more than 2 % and more than the rounds are apart"}  # fmt: skip
+    note = "by more than 2 % and more than the rounds are apart"
+    apart = [row for row in report.every if row.cell.is_fused and goals.beside_fastest(row)]
+    if apart:
+        note += f"; of attention and merges in {len(goals.slower(apart))} of {len(apart)}"
+    late = len(goals.slower(report.rows))
+    return {"value": f"{late:,} of {len(beside):,}",
+            "of": "cells of rows and losses where a rival is faster", "note": note}  # fmt: skip
