@@ -32,13 +32,14 @@ def compiled() -> None:
     host.build(merge_launch.FILE, [symbol for _, symbol in found])
 
 
-@kernels
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("count", [2, 3, 17])
+# On the CPU each number of parts is compiled for itself: many of states alone.
+COUNTS = [("cpu", count, kind) for count in (2, 3) for kind in KINDS] + [("cpu", 17, "states")]
+COUNTS += [pytest.param("cuda", count, kind, marks=GPU) for count in (2, 3, 17) for kind in KINDS]
+
+
+@pytest.mark.parametrize(("place", "count", "kind"), COUNTS)
 def test_values_and_gradients(count: int, kind: str, place: str) -> None:
     """Against float64, among empty parts, empty rows, and large scores."""
-    if count == 17 and place == "cpu" and kind != "states":
-        pytest.skip("as of states: each number of parts is compiled for itself")
     for dim in ((8, 5) if count == 3 else (8,)) if kind != "states_alone" else (0,):
         given = parts(kind, count, (7, 3), dim, F32, place, ties=True)
         got, want = mergekernels.forward(given), reference.forward(given.double())
