@@ -52,9 +52,10 @@ MIN_DIM = 16  # tensor cores multiply no less
 MAX_DECODE_QUERIES = 16
 
 # By the smallest shared memory of a block, then by the largest padded head_dim. Those of an H200 up
-# to 128 were chosen by the clock among seven (backward: five), at 16,384 tokens of bfloat16. Others
-# are first numbers, from what the assembler says (tests hold registers and shared memory): the
-# largest tiles whose stages fit and that spill little or nothing.
+# to 128 were chosen by the clock among seven (backward: eleven to thirteen a kernel), at 16,384
+# tokens of bfloat16; what a bias or a mask makes of them was not timed. Others are first numbers,
+# from what the assembler says (tests hold registers and shared memory): the largest tiles whose
+# stages fit and that spill little or nothing.
 _FORWARD = {
     227 * KIB: {64: Tiles(128, 64, 8, 3), 128: Tiles(128, 128, 8, 3), 256: Tiles(128, 64, 8, 2)},
     163 * KIB: {64: Tiles(128, 64, 4, 3), 128: Tiles(128, 64, 8, 3), 256: Tiles(64, 64, 8, 2)},
