@@ -45,6 +45,14 @@ class Tiles:
     stages: int  # tiles under way
 
 
+class Cut(NamedTuple):
+    """Launch numbers of a decode by cuda/decode.cu."""
+
+    keys: int  # of a part
+    warps: int  # of a block
+    resident: int  # blocks of a multiprocessor
+
+
 MAX_HEAD_DIM = 256
 TIMED_DIM = 128
 FLOAT32_BYTES = 4
@@ -187,3 +195,26 @@ def decode(item_bytes: int, dim: int, rows: int) -> Tiles:
     if item_bytes == FLOAT32_BYTES:
         return Tiles(min(block_q, 32), 32 if dim <= 128 else 16, 8, 1)
     return Tiles(block_q, 64, 4, 3) if dim <= 128 else Tiles(block_q, 32, 4, 2)
+
+
+DECODE_DIMS = (64, 128, 256)  # head_dim of cuda/decode.cu
+DECODE_ROWS = 8  # of queries that one of its products takes
+
+
+def decode_tiles(dim: int) -> int:
+    """Products beside each other, at most: as many as registers hold."""
+    return 2 if dim <= TIMED_DIM else 1
+
+
+def decode_cut(dim: int, rows: int, k_len: int) -> Cut:
+    """Launch numbers, by the number of keys and the shapes alone.
+
+    Args:
+        rows: queries of all heads that share keys.
+    """
+    keys = 256
+    while ceil_div(k_len, keys) > MAX_PARTS:
+        keys *= 2
+    if dim == 64 and rows <= DECODE_ROWS:
+        return Cut(keys, 8, 2)
+    return Cut(keys, 8, 1) if dim == 128 and rows <= DECODE_ROWS else Cut(keys, 4, 2)
