@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from online_softmax import attention, attention_varlen, attentioncalls
+from online_softmax import attention, attention_varlen, attentionkernels, keptcalls
 from online_softmax.attentionarguments import check_options
 from online_softmax.attentionplan import Options
 from online_softmax.catalogue import arch_of
@@ -88,12 +88,12 @@ def unkept(call: Call) -> Call:
     """The call as one that none came before, and that none will come after."""
 
     def whole() -> None:
-        kept, keep = attentioncalls._kept, attentioncalls._keep
-        attentioncalls._kept, attentioncalls._keep = {}, lambda *_: None
+        kept, keep = keptcalls.kept, keptcalls.keep
+        keptcalls.kept, keptcalls.keep = {}, lambda *_: None
         try:
             call()
         finally:
-            attentioncalls._kept, attentioncalls._keep = kept, keep
+            keptcalls.kept, keptcalls.keep = kept, keep
 
     return whole
 
@@ -107,10 +107,10 @@ def pieces(q_len: int, k_len: int, device: str) -> dict[str, Call]:
         attention(q, k, v, causal=True)
     given = (q, k, v, *[None] * 5)
     o = check_options("attention", *OPTIONS)
-    known = attentioncalls.find(attentioncalls.FORWARD, (o, False, ""), given)
+    known = keptcalls.find(attentionkernels.FORWARD, (o, False, ""), given)
     if known is None:
         raise SystemExit("nothing is kept here: this Triton's launcher is not known")
-    call, addresses = known
+    call, addresses, _ = known
     made = [torch.empty(shape, dtype=t, device=device) for shape, _, t, _ in call.fresh]
     every = [*addresses, *(t.data_ptr() for t in made)]
     stream = call.raw_stream(call.device_index)
@@ -119,11 +119,11 @@ def pieces(q_len: int, k_len: int, device: str) -> dict[str, Call]:
     other = (Options(*o[:2], 0.5, *o[3:]), False, "")
     return {
         "  options checked": lambda: check_options("attention", *OPTIONS),
-        "  name made and looked up": lambda: attentioncalls.find("attention", other, given),
+        "  name made and looked up": lambda: keptcalls.find("attention", other, given),
         "  route, options, name": lambda: attention_again(
             given, (True, 0.5, *OPTIONS[2:]), (0, 0), False, None
         ),
-        "  allocation and launch": lambda: attentioncalls.start(known),
+        "  allocation and launch": lambda: keptcalls.start(known),
         "    launch": lambda: call.starts[0](stream, every),
         "by Triton's own way: planning, allocation": lambda: attention_launch.forward(
             inputs, o, arch_of(q), False

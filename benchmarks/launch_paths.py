@@ -49,8 +49,8 @@ class Laid:
         self.work = Launch(str(file), "nothing", arguments, GRID, BLOCK, cluster)
         self.index, self.cluster, self.driver = self.x.get_device(), cluster, driver
         jit.launch(self.work, self.index)
-        self.stream = jit._raw_stream(self.index)
-        kind = jit._ready[jit._key(self.work, self.index)]
+        self.stream = jit.raw_stream(self.index)
+        kind = jit.kind_of(self.work, self.index)
         self.laid = kind.lay(jit_launch.words(self.work.args, self.index))
         jit_launch.turn(driver, self.laid, self.stream)
         self.config, self.function = self.laid.config, kind.function
@@ -58,8 +58,14 @@ class Laid:
 
 
 def _kept(of: Laid) -> Way:
-    jit.keep("launch_paths", of.work, of.index, (0, 1))
-    return partial(jit.kept("launch_paths")[0], of.a, of.b)
+    start, index = jit.starter(of.work, of.index, ((0, 0), (1, 1))), of.index
+    current_device, raw_stream, a, b = jit.current_device, jit.raw_stream, of.a, of.b
+
+    def way() -> None:  # as keptcalls has it
+        if current_device() == index:
+            start(raw_stream(index), (a, b))
+
+    return way
 
 
 def _bindings_ex(of: Laid) -> Way:

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 KITS = (
     "attention_kit",
     "attention_triton_kit",
-    "attentioncalls_kit",
     "bench_kit",
     "browser_kit",
     "cli_kit",
     "host_kit",
+    "keptattention_kit",
     "ladder_kit",
     "languages",
     "matrix_kit",

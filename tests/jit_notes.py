@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from online_softmax import jit, rowcalls, rowkernels
+from online_softmax import jit, keptcalls, rowkernels
 from online_softmax.cuda import launch as launches
 
 SCALE = "scale<float>"
@@ -129,8 +129,8 @@ def notes(monkeypatch) -> Iterator[Notes]:
         notes.current = before
 
     monkeypatch.setattr(jit, "_driver", lambda: driver)
-    monkeypatch.setattr(jit, "_current_device", lambda: notes.current)
-    monkeypatch.setattr(jit, "_raw_stream", lambda index: 40 + index)
+    monkeypatch.setattr(jit, "current_device", lambda: notes.current)
+    monkeypatch.setattr(jit, "raw_stream", lambda index: 40 + index)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: notes.current)
     monkeypatch.setattr(torch.cuda, "device", device)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _=None: notes.capability)
@@ -155,10 +155,10 @@ def built(notes: Notes, fresh_cache: object, nvrtc: str, monkeypatch: pytest.Mon
         for each in work:
             jit.launch(each, 0)
 
-    monkeypatch.setattr(rowkernels, "_has_kernels", lambda x: x.device.type == "cpu")
-    monkeypatch.setattr(rowcalls, "_once", set())
-    monkeypatch.setattr(rowcalls, "_is_cuda", lambda x: True)
-    monkeypatch.setattr(rowcalls, "_empty", torch._C._dynamo.guards._empty_strided_cpu)
+    monkeypatch.setattr(rowkernels, "has_kernels", lambda x: x.device.type == "cpu")
+    monkeypatch.setattr(keptcalls, "came_once", {})
+    monkeypatch.setattr(keptcalls, "is_cuda", lambda x: True)
+    monkeypatch.setattr(keptcalls, "empty_strided", torch._C._dynamo.guards._empty_strided_cpu)
     monkeypatch.setattr(Tensor, "get_device", lambda x: 0)
     monkeypatch.setattr(launches, "run", run)
     return found

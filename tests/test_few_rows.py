@@ -85,7 +85,7 @@ def by_hosts(monkeypatch: pytest.MonkeyPatch) -> list[Row]:
         cuts.append(arguments[5])
         return original(*arguments)
 
-    monkeypatch.setattr(rowkernels, "_has_kernels", lambda x: x.device.type == "cpu")
+    monkeypatch.setattr(rowkernels, "has_kernels", lambda x: x.device.type == "cpu")
     monkeypatch.setattr(row_launch, "forward", launches)
     return cuts
 

@@ -131,18 +131,18 @@ assert online_softmax.jit.Unavailable.__module__ == "online_softmax.jit_compile"
 print(json.dumps(new))
 """
 OWN = """
-    __init__ api arches arguments attentionarguments attentioncalls attentionops attentionplan
-    attentions catalogue ceblocks cecalls cekernels celoss ceops cereduce cuda.__init__
-    cuda.launch explained explanation invariance library.__init__ library.attention
+    __init__ api arches arguments attentionarguments attentionkernels attentionops
+    attentionplan attentions catalogue ceblocks cekernels celoss ceops cereduce cuda.__init__
+    cuda.launch explained explanation invariance keptcalls library.__init__ library.attention
     library.attention_routes library.attention_second library.calculus library.eager
     library.linear_routes library.linear_traced library.loss_calculus library.loss_eager
     library.loss_routes library.loss_traced library.merges library.operations library.override
     library.private library.routes library.second library.stats library.stats_calculus
     library.stats_traced library.traced linear linearfast linearops linearparts linearplan
-    lossarguments losses mergekernels merging nn plan reference.__init__ reference.attention
-    reference.cross_entropy reference.online reference.ops reference.outputs reference.packed
-    reference.parts reference.shards ring rowcalls rowchoice rowkernels rowops rowplan rowtables
-    shardkernels stats statskernels statsops
+    lossarguments losses mergekernels merging nn notedcalls plan reference.__init__
+    reference.attention reference.cross_entropy reference.online reference.ops reference.outputs
+    reference.packed reference.parts reference.shards ring rowchoice rowkernels rowops rowplan
+    rowtables shardkernels stats statskernels statsops
 """
 
 

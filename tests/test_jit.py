@@ -135,6 +135,6 @@ def test_what_the_driver_says_is_raised(notes: Notes, cu_file: str):
     notes.status = SimpleNamespace(name="CUDA_ERROR_INVALID_VALUE")
     with pytest.raises(RuntimeError, match="CUDA_ERROR_INVALID_VALUE"):
         jit.launch(Work(cu_file, SCALE, FOUR), 0)
-    jit.keep("call", Work(cu_file, SCALE, FOUR), 0, (0, 1))
+    start = jit.starter(Work(cu_file, SCALE, FOUR), 0, ((0, 0), (1, 1)))
     with pytest.raises(RuntimeError, match="CUDA_ERROR_INVALID_VALUE"):
-        jit.kept("call")[0](5, 6)
+        start(40, (5, 6))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import jit_kit
@@ -19,65 +20,61 @@ notes = jit_notes.notes
 def kept_launch(cu_file: str, index: int = 0, **numbers: Any) -> Any:
     work = Work(cu_file, SCALE, (10, 20, 30, 40), 6, **numbers)
     jit.launch(work, index)
-    jit.keep("call", work, index, (2, 0), "beside it")
-    start, about = jit.kept("call")
-    assert about == "beside it"
-    return start
+    return jit.starter(work, index, ((2, 0), (0, 1)))
 
 
 def test_a_kept_launch_has_other_addresses_alone(notes: Notes, cu_file: str):
     start = kept_launch(cu_file, cluster=2, shared_bytes=64)
-    start(1 << 50, 7)
-    start(8, 9)
+    start(40, (1 << 50, 7))
+    start(40, [8, 9])
     first, second, third = notes.launches
     assert first.words == (10, 20, 30, 40)
     assert second == first._replace(words=(7, 20, 1 << 50, 40))
     assert third == first._replace(words=(9, 20, 8, 40))
 
 
-def test_a_kept_launch_goes_to_the_current_stream_of_its_device(
-    notes: Notes, cu_file: str, monkeypatch
-):
-    start = kept_launch(cu_file, index=1)
-    start(1, 2)
-    assert notes.current == 0
-    monkeypatch.setattr(notes, "current", 1)
-    start(3, 4)
-    assert [launch.stream for launch in notes.launches] == [41, 41, 41]
+def test_any_number_of_addresses_in_any_order(notes: Notes, cu_file: str):
+    work = Work(cu_file, SCALE, (10, 20, 30, 40), 6)
+    jit.launch(work, 0)
+    jit.starter(work, 0, ((0, 2), (3, 0), (1, 2), (2, 1)))(40, (5, 6, 7))
+    assert notes.launches[-1].words == (7, 7, 6, 5)
 
 
-def test_streams_of_a_kept_launch_change(notes: Notes, cu_file: str, monkeypatch):
-    streams = iter((5, 9, 9, 0, 5))
-    monkeypatch.setattr(jit, "_raw_stream", lambda _: next(streams))
+def test_streams_of_a_kept_launch_change(notes: Notes, cu_file: str):
     start = kept_launch(cu_file)
-    for _ in range(4):
-        start(1, 2)
-    assert [launch.stream for launch in notes.launches] == [5, 9, 9, 1, 5]
+    for stream in (9, 9, 0, 5):
+        start(stream, (1, 2))
+    assert [launch.stream for launch in notes.launches] == [40, 9, 9, 1, 5]
 
 
 def test_a_thread_s_first_launch_may_be_a_kept_one(notes: Notes, cu_file: str):
     start = kept_launch(cu_file)
     notes.context = 0  # as a new thread's
-    thread = threading.Thread(target=start, args=(1, 2))
+    thread = threading.Thread(target=start, args=(40, (1, 2)))
     thread.start()
     thread.join()
     assert notes.context == 100
     assert len(notes.launches) == 2
 
 
-def test_a_call_within_a_call_has_arguments_of_its_own(notes: Notes, cu_file: str, monkeypatch):
-    """As a finalizer or a signal handler makes it, between the arguments and the launch."""
-    inner: list[Any] = []
-    monkeypatch.setattr(jit, "_raw_stream", lambda _: inner.pop()() if inner else 40)
+class Within(list[int]):
+    """Addresses; as they are read, a finalizer or a signal handler makes a call."""
+
+    inner: Callable[[], None] | None = None
+
+    def __getitem__(self, at: int) -> int:  # type: ignore[override]
+        if self.inner is not None:
+            inner, self.inner = self.inner, None
+            inner()
+        return super().__getitem__(at)
+
+
+def test_a_call_within_a_call_has_arguments_of_its_own(notes: Notes, cu_file: str):
     start = kept_launch(cu_file)
-
-    def within() -> int:
-        start(3, 4)
-        return 40
-
     for _ in range(2):
-        inner.append(within)
-        start(1, 2)
+        addresses = Within([1, 2])
+        addresses.inner = lambda: start(40, (3, 4))
+        start(40, addresses)
     words = [(launch.words[2], launch.words[0]) for launch in notes.launches[1:]]
     assert words == [(3, 4), (1, 2)] * 2
 
@@ -85,7 +82,8 @@ def test_a_call_within_a_call_has_arguments_of_its_own(notes: Notes, cu_file: st
 def test_kept_launches_from_many_threads(notes: Notes, cu_file: str):
     start = kept_launch(cu_file)
     threads = [
-        threading.Thread(target=lambda i=i: [start(i, i) for _ in range(200)]) for i in range(8)
+        threading.Thread(target=lambda i=i: [start(40, (i, i)) for _ in range(200)])
+        for i in range(8)
     ]
     for thread in threads:
         thread.start()
@@ -97,25 +95,26 @@ def test_kept_launches_from_many_threads(notes: Notes, cu_file: str):
     assert {words[0] for words in found} == set(range(8))
 
 
-def test_kept_launches_are_forgotten_as_kernels_are(notes: Notes, cu_file: str, monkeypatch):
-    kept_launch(cu_file)
-    jit.clear_cache()
-    assert jit.kept("call") is None
-    kept_launch(cu_file)
-    jit._after_fork()
-    assert jit.kept("call") is None
+def test_what_is_kept_is_forgotten_as_kernels_are(notes: Notes, cu_file: str, monkeypatch):
+    memory: dict[object, object] = {}
     work = Work(cu_file, SCALE, FOUR)
-    jit.keep("call", work, 0, (0, 1))  # it has not run, or its kernel is forgotten
-    assert jit.kept("call") is None
+    for forget in (jit.clear_cache, jit._after_fork):
+        jit.launch(work, 0)
+        jit.keep(memory, "call", jit.starter(work, 0, ((0, 0), (1, 1))))
+        assert callable(memory["call"])
+        assert jit.kind_of(work, 0) is not None
+        forget()
+        assert memory == {}
+        assert jit.kind_of(work, 0) is None
+        assert jit.starter(work, 0, ((0, 0), (1, 1))) is None  # as one that has not run
     monkeypatch.setattr(jit, "REMEMBERED", 3)
-    jit.launch(work, 0)
     for name in range(10):
-        jit.keep(name, work, 0, (0, 1))
-    assert len(jit._kept) <= 3
+        jit.keep(memory, name, name)
+    assert memory == {9: 9}
 
 
 def test_a_kept_launch_stays_whole_without_its_work(notes: Notes, cu_file: str):
     start = kept_launch(cu_file)
     gc.collect()
-    start(5, 6)
+    start(40, (5, 6))
     assert notes.launches[-1].words == (6, 20, 5, 40)

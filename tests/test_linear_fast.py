@@ -101,7 +101,7 @@ def test_an_upstream_of_1_moves_nothing(
     assert counted[0].reads < made.numel() / 4  # the upstream, by each thread
     nothing = torch.full((3,), IGNORED)
     for kernels in (True, False):
-        monkeypatch.setattr(rowkernels, "_has_kernels", lambda x, kernels=kernels: kernels)
+        monkeypatch.setattr(rowkernels, "has_kernels", lambda x, kernels=kernels: kernels)
         made = torch.zeros(4, 9, dtype=dtype)
         linearfast.rescale_in_place(made, torch.tensor(math.inf), nothing, 40, IGNORED)
         assert torch.equal(made, torch.zeros(4, 9, dtype=dtype))

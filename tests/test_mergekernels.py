@@ -166,7 +166,7 @@ def test_gradients_that_nobody_asked_for(place: str) -> None:
 
 
 def test_what_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rowkernels, "_has_kernels", lambda x: True)
+    monkeypatch.setattr(rowkernels, "has_kernels", lambda x: True)
     given = parts("pairs_e", 2, (3,), 4, F16, "cpu")
     assert mergekernels.takes(given)
     assert mergekernels.takes(parts("states_alone", 64, (3,), 0, F32, "cpu"))

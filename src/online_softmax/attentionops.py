@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from online_softmax import attentioncalls, catalogue
+from online_softmax import attentionkernels, catalogue, keptcalls
 from online_softmax.attentionplan import MAX_HEAD_DIM, Options
 from online_softmax.reference import attention as reference
 from online_softmax.reference import packed
@@ -74,7 +74,7 @@ def forward(tensors: Tensors, o: Options, with_state: bool, kernel: str) -> Made
         kernel: the name of a kernel to force, or "".
     """
     options = o, with_state, kernel
-    found = attentioncalls.again(attentioncalls.FORWARD, options, tensors)
+    found = keptcalls.again(attentionkernels.FORWARD, options, tensors)
     if found is not None:
         return found
     given = _ready(tensors)
@@ -82,7 +82,7 @@ def forward(tensors: Tensors, o: Options, with_state: bool, kernel: str) -> Made
     if q is None or k is None or v is None:
         raise AssertionError("attention has q, k and v")
     if takes_triton(q, v, kernel):
-        return attentioncalls.forward(given, *options)
+        return attentionkernels.forward(given, *options)
     with without_autocast(q.device.type):
         if cu_seq_q is not None and cu_seq_k is not None:
             lens = Packed(cu_seq_q, cu_seq_k)
@@ -113,7 +113,7 @@ def backward(
     """
     wanted = tuple(wanted)
     given = dout, dlse, *tensors, out, lse
-    found = attentioncalls.again(attentioncalls.BACKWARD, (o, wanted, kernel), given)
+    found = keptcalls.again(attentionkernels.BACKWARD, (o, wanted, kernel), given)
     if found is None:
         dout, dlse, *tensors, out, lse = _ready(given)  # type: ignore[assignment]
         q, k, v, bias, mask, sinks, cu_seq_q, cu_seq_k = tensors
@@ -131,7 +131,7 @@ def backward(
                 t.contiguous() if t is not None and is_wanted else None
                 for t, is_wanted in zip(found, wanted, strict=True)
             )
-        found = attentioncalls.backward(dout, dlse, tensors, out, lse, o, wanted, kernel)
+        found = attentionkernels.backward(dout, dlse, tensors, out, lse, o, wanted, kernel)
     dq, dk, dv, dbias, by_query = found
     dsinks, sinks = None, tensors[5]
     if by_query is not None and sinks is not None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from online_softmax import catalogue, cecalls, invariance, rowchoice, rowkernels, rowplan
+from online_softmax import catalogue, invariance, notedcalls, rowchoice, rowkernels, rowplan
 from online_softmax.cuda.launch import Launch
 from online_softmax.plan import Problem
 from online_softmax.reference.cross_entropy import Options
@@ -77,7 +77,7 @@ def reasons(
     if logits.is_cuda and (missing := catalogue.lacks("cuda")):
         return [missing]
     problem = catalogue.problem_of(logits)
-    if rowkernels._has_kernels(logits):
+    if rowkernels.has_kernels(logits):
         problem = replace(problem, device="cuda")  # also under host execution
     why = refusals(kernel, problem, with_gradient)
     if not _takes_numbers(softcap, scale):
@@ -210,11 +210,11 @@ def forward_with_gradient(
 
 
 def _of_rows(logits: Tensor) -> Tensor:
-    return cecalls.empty((logits.shape[0],), torch.float32, logits.device)
+    return notedcalls.empty((logits.shape[0],), torch.float32, logits.device)
 
 
 def _result(logits: Tensor) -> Tensor:
-    return cecalls.empty(logits.shape, logits.dtype, logits.device)
+    return notedcalls.empty(logits.shape, logits.dtype, logits.device)
 
 
 def _losses(
@@ -231,7 +231,7 @@ def _losses(
     row = rowkernels.numbers(_op(False), logits, kernel)
     if row.kernel == "split":
         found = (logits, target, loss, lse, lse_rest, options, row)
-        return crossentropy_launch.split(*found, room=cecalls.empty)
+        return crossentropy_launch.split(*found, room=notedcalls.empty)
     tensors = (logits, target, None, loss, lse, lse_rest, None)
     streams = catalogue.streams(logits, 1)
     return crossentropy_launch.in_registers(*tensors, options, row, streams)
@@ -255,4 +255,4 @@ def _gradient(
 
 
 def _run(work: list[Launch], logits: Tensor) -> None:
-    cecalls.run(work, logits.device)
+    notedcalls.run(work, logits.device)

@@ -1,7 +1,7 @@
 """The losses of all rows in one, on plain tensors: what cross_entropy gives, and its gradient.
 
 The rows' own functions are in ceops.py, and so is which implementation runs them. On a device with
-kernels a call is a few launches in a row, nothing between them: see cecalls.py.
+kernels a call is a few launches in a row, nothing between them: see notedcalls.py.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from online_softmax import cecalls, ceops, cereduce
+from online_softmax import ceops, cereduce, notedcalls
 from online_softmax.ceops import Options
 from online_softmax.cereduce import Reduction
 from online_softmax.reference.ops import sum_dtype
@@ -48,7 +48,7 @@ def reduced(
 
     def call() -> tuple[Tensor, ...]:
         rows, flat = ceops.as_rows(x, dim), target.reshape(-1)
-        rest = cecalls.empty(flat.shape, torch.float32, x.device)
+        rest = notedcalls.empty(flat.shape, torch.float32, x.device)
         runs = ceops.implementation(rows, o, kernel)
         loss, lse = runs.forward(rows, flat, weight, **o._asdict(), lse_rest=rest)
         about = (flat, weight, x.shape[dim], o.ignore_index, r)

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from online_softmax import ceblocks, cecalls, cekernels, rowkernels
+from online_softmax import ceblocks, cekernels, notedcalls, rowkernels
+from online_softmax.keptcalls import Given
 from online_softmax.reference import cross_entropy as reference
 from online_softmax.reference.cross_entropy import Options
 from online_softmax.reference.ops import FP8, sum_dtype
@@ -95,7 +96,7 @@ def forward(
 
     def call() -> tuple[Tensor, ...]:
         rows = as_rows(x, dim)
-        rest = cecalls.empty((rows.shape[0],), sum_dtype(x.dtype), x.device)
+        rest = notedcalls.empty((rows.shape[0],), sum_dtype(x.dtype), x.device)
         runs, args = implementation(rows, o, kernel), (rows, target.reshape(-1), weight)
         return *runs.forward(*args, **o._asdict(), lse_rest=rest), rest
 
@@ -136,11 +137,11 @@ def backward(
 
 
 def repeated(
-    what: str, options: Any, given: cecalls.Given, call: Callable[[], tuple[Tensor, ...]]
+    what: str, options: Any, given: Given, call: Callable[[], tuple[Tensor, ...]]
 ) -> tuple[Tensor, ...]:
     """What `call` gives; on a device with kernels a call like one before starts them again."""
-    if given[0] is not None and rowkernels._has_kernels(given[0]):
-        return cecalls.repeated(what, options, given, call)
+    if given[0] is not None and rowkernels.has_kernels(given[0]):
+        return notedcalls.repeated(what, options, given, call)
     return call()
 
 
@@ -182,7 +183,7 @@ def as_rows(x: Tensor, dim: int) -> Tensor:
     fp8 becomes bfloat16, which holds all its values, where that has kernels.
     """
     last = with_values(x).movedim(dim, -1)
-    if x.dtype in FP8 and rowkernels._has_kernels(x):
+    if x.dtype in FP8 and rowkernels.has_kernels(x):
         last = last.to(torch.bfloat16)
     rows = last.reshape(math.prod(last.shape[:-1]), last.shape[-1])
     return rows if rows.stride(1) == 1 else rows.contiguous()

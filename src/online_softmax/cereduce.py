@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from online_softmax import catalogue, cecalls, rowkernels
+from online_softmax import catalogue, notedcalls, rowkernels
 from online_softmax.reference.cross_entropy import Targets
 
 
@@ -24,7 +24,7 @@ class Reduction(NamedTuple):
 
 def takes(like: Tensor, kernel: str) -> bool:
     """Whether the kernels take losses in float32 beside logits like these, of at least one row."""
-    return kernel != "reference" and like.numel() > 0 and rowkernels._has_kernels(like)
+    return kernel != "reference" and like.numel() > 0 and rowkernels.has_kernels(like)
 
 
 def totals(
@@ -63,8 +63,8 @@ def by_kernel(
     from online_softmax.cuda import reduce_launch
 
     device, blocks = target.device, reduce_launch.blocks(len(target))
-    result, divisor = (cecalls.empty((), each, device) for each in (r.dtype, torch.float32))
-    parts = cecalls.empty((blocks, 2), torch.float64, device) if blocks > 1 else None
+    result, divisor = (notedcalls.empty((), each, device) for each in (r.dtype, torch.float32))
+    parts = notedcalls.empty((blocks, 2), torch.float64, device) if blocks > 1 else None
     about = target.contiguous(), None if weight is None else weight.contiguous()
     # What is read before the wait for the kernel of the rows has to be there by then: no copy that
     # starts after it.
@@ -72,7 +72,7 @@ def by_kernel(
     tensors = (loss, *about, parts, result, divisor)
     options = classes, ignore_index, r.name == "mean", inverts, overlaps
     work = reduce_launch.reduce(*tensors, *options)
-    cecalls.run(work, device)
+    notedcalls.run(work, device)
     return result, divisor
 
 
@@ -114,7 +114,7 @@ def takes_rescale(made: Tensor, upstream: Tensor) -> bool:
     """Whether a kernel rescales a gradient of this type."""
     types = (made.dtype, torch.float32)
     is_known = made.dtype in catalogue.FLOATS and upstream.dtype in types
-    return is_known and made.numel() > 0 and rowkernels._has_kernels(made)
+    return is_known and made.numel() > 0 and rowkernels.has_kernels(made)
 
 
 def rescale_by_kernel(
@@ -128,7 +128,7 @@ def rescale_by_kernel(
     """`rescale` of (rows, classes) with unit column stride; `takes_rescale` was yes."""
     from online_softmax.cuda import reduce_launch
 
-    out = made if in_place else cecalls.empty(made.shape, made.dtype, made.device)
+    out = made if in_place else notedcalls.empty(made.shape, made.dtype, made.device)
     tensors = (made, upstream, total, target.contiguous(), out)
-    cecalls.run(reduce_launch.rescale(*tensors, ignore_index), made.device)
+    notedcalls.run(reduce_launch.rescale(*tensors, ignore_index), made.device)
     return out

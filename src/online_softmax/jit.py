@@ -38,10 +38,10 @@ __all__ += ["occupancy", "resources"]
 REMEMBERED = 4096  # launch shapes, and calls; then all are dropped: rows may vary for ever
 
 # The two private names of torch in this file: 0.1 us where the public call of the first takes 4.
-_raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (
+raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (
     lambda index: torch.cuda.current_stream(index).cuda_stream
 )
-_current_device: Callable[[], int] = (
+current_device: Callable[[], int] = (
     getattr(torch._C, "_cuda_getDevice", None) or torch.cuda.current_device
 )
 
@@ -72,7 +72,7 @@ class Launchable(Protocol):
 _loaded: dict[tuple[int, str, str], jit_load.Loaded] = {}  # by device, file, symbol
 _locks: dict[tuple[int, str, str], threading.Lock] = {}  # one for each kernel that is being loaded
 _ready: dict[tuple[Any, ...], Kind] = {}  # by device and all of a launch but its arguments
-_kept: dict[Hashable, tuple[Callable[..., None], Any]] = {}  # launches to start again, by name
+_kept: list[dict[Any, Any]] = []  # memories of calls: what was given to `keep`
 _held: dict[tuple[Any, ...], int] = {}  # what max_clusters has found
 _thread = threading.local()  # .has_context, once this thread has a CUDA context
 
@@ -101,7 +101,8 @@ def clear_cache() -> int:
     What is on a GPU stays there, since a CUDA graph may hold it; the next launch loads anew.
     """
     jit_compile.forget_images()
-    for memory in (_ready, _kept, _loaded):
+    memories: list[dict[Any, Any]] = [_ready, _loaded, *_kept]
+    for memory in memories:
         memory.clear()
     return jit_cache.clear()
 
@@ -143,7 +144,7 @@ def launch(work: Launchable, device: torch.device | int, stream: int | None = No
                 _prepare(key, work)
             launch(work, index, stream)  # now that all of it is there
         return
-    kind.start(jit_launch.words(work.args, index), _raw_stream(index) if stream is None else stream)
+    kind.start(jit_launch.words(work.args, index), raw_stream(index) if stream is None else stream)
 
 
 def _key(work: Launchable, index: int) -> tuple[Any, ...]:
@@ -151,56 +152,46 @@ def _key(work: Launchable, index: int) -> tuple[Any, ...]:
     return (index, work.file, work.symbol, *shape, work.cooperative, work.dependent)
 
 
-def keep(
-    name: Hashable, work: Launchable, index: int, places: Sequence[int], about: Any = None
-) -> None:
-    """Keep a launch that has run on a CUDA device, to be started again with other addresses.
+def kind_of(work: Launchable, index: int) -> Kind | None:
+    """How a launch is started that has run on a CUDA device; None: its kernel is forgotten."""
+    return _ready.get(_key(work, index))
 
-    ``kept(name)`` gives it: a function of the addresses that starts it on the device's current
-    stream, as :func:`launch` would, and ``about``; or None.
+
+def starter(
+    work: Launchable, index: int, pairs: Sequence[tuple[int, int]]
+) -> Callable[[int, Sequence[int]], None] | None:
+    """What starts a launch that has run on a CUDA device again, with other addresses.
+
+    A function of a raw stream of that device, which is current then, and of addresses; any number
+    of threads may call it at once. None: the kernel is forgotten.
 
     Args:
-        name: what it is found by.
         work: the launch, as :func:`launch` took it.
         index: the device.
-        places: which argument is each of the addresses, two at least. All other arguments stay;
-            no tensor may be among these.
-        about: whatever the caller wants to find beside it.
+        pairs: of each argument that takes an address, two at least: (which it is, which of the
+            addresses). All other arguments stay; no tensor may be among these.
     """
-    kind = _ready.get(_key(work, index))
-    if kind is not None:  # another thread may have dropped it
-        values = jit_launch.words(work.args, index)
-        _remember(_kept, name, (_starter(kind, index, values, places), about))
-
-
-kept = _kept.get
-
-
-def _starter(
-    kind: Kind, index: int, values: Sequence[int], places: Sequence[int]
-) -> Callable[..., None]:
+    kind = kind_of(work, index)
+    if kind is None:
+        return None
+    values = jit_launch.words(work.args, index)
     launch, function, driver = kind.driver.cuLaunchKernelEx, kind.function, kind.driver
     spare: list[Laid] = []
     take, give, turn = spare.pop, spare.append, jit_launch.turn
-    current_device, raw_stream = _current_device, _raw_stream
-    place, other_place, *places_more = places
+    (place, number), (other_place, other), *more = pairs  # two at once: half of a loop's time
 
-    def start(address: int, other: int, *more: int) -> None:
-        if current_device() != index or not hasattr(_thread, "has_context"):
-            with torch.cuda.device(index):
-                _enter(index)
-                start(address, other, *more)
-            return
+    def start(stream: int, addresses: Sequence[int]) -> None:
+        if not hasattr(_thread, "has_context"):
+            _enter(index)
         try:
             laid = take()
         except IndexError:
             laid = kind.lay(values)
         words = laid.words
-        words[place] = address
-        words[other_place] = other
-        for each, value in zip(places_more, more, strict=True) if more else ():
-            words[each] = value
-        stream = raw_stream(index)
+        words[place] = addresses[number]
+        words[other_place] = addresses[other]
+        for at, which in more:
+            words[at] = addresses[which]
         if laid.stream != stream:
             turn(driver, laid, stream)
         (status,) = launch(laid.config, function, laid.address, 0)
@@ -209,6 +200,17 @@ def _starter(
         give(laid)
 
     return start
+
+
+def keep(memory: dict[Any, Any], name: Hashable, value: Any) -> None:
+    """Keep what starts launches, or what is known of them, in a memory of the caller's.
+
+    It is dropped as kernels are: by :func:`clear_cache`, in a forked child, and all of it once it
+    has `REMEMBERED` things.
+    """
+    if not any(memory is each for each in _kept):
+        _kept.append(memory)
+    _remember(memory, name, value)
 
 
 def max_clusters(work: Launchable, device: torch.device | int) -> int:
@@ -286,7 +288,8 @@ def _load(index: int, file: str, symbol: str) -> jit_load.Loaded:
 
 
 def _after_fork() -> None:
-    for memory in (_ready, _kept, _loaded, _locks, _held, _thread.__dict__):
+    memories: list[dict[Any, Any]] = [_ready, _loaded, _locks, _held, _thread.__dict__, *_kept]
+    for memory in memories:
         memory.clear()  # a child has none of our threads, and our context is of no use to it
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from online_softmax import catalogue, cecalls, rowkernels
+from online_softmax import catalogue, notedcalls, rowkernels
 from online_softmax.plan import MAX_GRID
 from online_softmax.reference.parts import Merged, Parts
 
@@ -16,7 +16,7 @@ def takes(parts: Parts) -> bool:
     """Whether the kernels merge these: two parts or more of float32 states, or of pairs with a
     float32 lse and out of float32, float16 or bfloat16, with an element at least."""
     ms, _, os, base = parts
-    if not rowkernels._has_kernels(ms[0]) or ms[0].dtype != torch.float32 or not ms[0].numel():
+    if not rowkernels.has_kernels(ms[0]) or ms[0].dtype != torch.float32 or not ms[0].numel():
         return False
     if os and (not os[0].numel() or os[0].dtype not in catalogue.FLOATS):
         return False
@@ -40,12 +40,12 @@ def forward(parts: Parts) -> Merged:
         d = m if parts.base else _empty(parts.ms[0])
         o = _empty(parts.os[0]) if parts.os else m
         results = m.view(-1), d.view(-1), o.view(m.numel(), -1) if parts.os else os[0]
-        cecalls.run(merge_launch.forward(ms, ds, os, parts.base, *results), m.device)
+        notedcalls.run(merge_launch.forward(ms, ds, os, parts.base, *results), m.device)
         return m, d, o
 
     given = (*parts.ms, *parts.ds, *parts.os)
     options = parts.base, count, bool(parts.os)
-    return _there(parts, cecalls.repeated("merge", options, given, call))
+    return _there(parts, notedcalls.repeated("merge", options, given, call))
 
 
 def backward(dm: Tensor | None, dd: Tensor | None, do: Tensor | None, parts: Parts) -> Merged:
@@ -68,12 +68,12 @@ def backward(dm: Tensor | None, dd: Tensor | None, do: Tensor | None, parts: Par
             by_o, into = do.contiguous().view(rows, -1), to_o.view(count, rows, -1)
         by_m, by_d = (None if g is None else g.contiguous().view(-1) for g in (dm, dd))
         work = merge_launch.backward(by_m, by_d, by_o, ms, ds, os, parts.base, *results, into)
-        cecalls.run(work, to_m.device)
+        notedcalls.run(work, to_m.device)
         return to_m, to_d, to_o
 
     given = (dm, dd, do, *parts.ms, *parts.ds, *parts.os)
     options = parts.base, count, bool(parts.os)
-    return _there(parts, cecalls.repeated("merge_backward", options, given, call))
+    return _there(parts, notedcalls.repeated("merge_backward", options, given, call))
 
 
 def _as_rows(parts: Parts) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
@@ -85,7 +85,7 @@ def _as_rows(parts: Parts) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
 
 
 def _empty(like: Tensor, *first: int) -> Tensor:
-    return cecalls.empty((*first, *like.shape), like.dtype, like.device)
+    return notedcalls.empty((*first, *like.shape), like.dtype, like.device)
 
 
 def _there(parts: Parts, found: tuple[Tensor, ...]) -> Merged:

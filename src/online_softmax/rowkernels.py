@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from online_softmax import catalogue, invariance, rowcalls, rowchoice, rowplan
+from online_softmax import catalogue, invariance, keptcalls, rowchoice, rowplan
 from online_softmax.cuda.launch import Launch
 from online_softmax.plan import Problem
 from online_softmax.reference.ops import FP8, beside, result_dtype
@@ -26,7 +26,7 @@ SCALES = (2.0**-126, 2.0**127)
 def takes(x: Tensor, dtype: torch.dtype | None, scale: float, kernel: str = "") -> bool:
     """Whether a row kernel may compute a forward of x into dtype (None: x's, bfloat16 for fp8)."""
     return (
-        _has_kernels(x)
+        has_kernels(x)
         and _takes_types(x.dtype, dtype)
         and SCALES[0] <= scale <= SCALES[1]
         and (not kernel or kernel in NAMES)
@@ -41,11 +41,11 @@ def _takes_types(given: torch.dtype, wanted: torch.dtype | None) -> bool:
     return given in catalogue.FLOATS and (wanted in (None, given) or is_widened)
 
 
-def _has_kernels(x: Tensor) -> bool:
+def has_kernels(x: Tensor) -> bool:
     return x.is_cuda and catalogue.lacks("cuda") is None
 
 
-def _without_fp8(x: Tensor, dtype: torch.dtype | None) -> Tensor:
+def without_fp8(x: Tensor, dtype: torch.dtype | None) -> Tensor:
     """x in a type that kernels take: fp8 in a 16-bit one that holds all its values, so that no
     value changes; the one that the result has, if it has one."""
     if x.dtype not in FP8:
@@ -113,7 +113,7 @@ def forward(
     its own. `takes` has said yes."""
     from online_softmax.cuda import outer_launch, row_launch
 
-    given, x = x, _without_fp8(x, dtype)
+    given, x = x, without_fp8(x, dtype)
     rank = x.dim()
     is_last = rank == 0 or dim % rank == rank - 1
     y_dtype, options = dtype or x.dtype, (dim, dtype, scale, zero_empty, kernel)
@@ -123,7 +123,7 @@ def forward(
         whole = x.contiguous()
         work = _outer(launch, dim % rank, (whole, y))
         _run(work, x.device)
-        rowcalls.keep(op, options, work, (given, whole), (y, y))
+        keptcalls.keep_in_one(op, options, work, (given, whole), (y, y))
         return y
     matrix = catalogue.as_rows(x, (dim,))
     row = numbers(op, matrix, kernel)
@@ -136,7 +136,7 @@ def forward(
     work = row_launch.forward(op, matrix, target, scale, zero_empty, row, streams)
     _run(work, x.device)
     if is_last:
-        rowcalls.keep(op, options, work, (given, matrix), (y, target))
+        keptcalls.keep_in_one(op, options, work, (given, matrix), (y, target))
         return y
     moved = target.view(x.movedim(dim, -1).shape).movedim(-1, dim)
     return moved.contiguous() if out is None else out.copy_(moved)
@@ -168,7 +168,7 @@ def backward(
         whole = dy.contiguous()
         work = _outer(launch, dim % rank, (whole, y, dx))
         _run(work, y.device)
-        rowcalls.keep(name, options, work, (given[1], y), (dx, dx), (given[0], whole))
+        keptcalls.keep_in_one(name, options, work, (given[1], y), (dx, dx), (given[0], whole))
         return dx
     if dy.dtype == y.dtype == dtype:
         target = dx
@@ -180,7 +180,8 @@ def backward(
     rows_dx = target.view(rows_y.shape)
     work = row_launch.backward(name, rows_dy, rows_y, rows_dx, scale, zero_empty, row, streams)
     _run(work, y.device)
-    rowcalls.keep(name, options, work, (given[1], rows_y), (dx, rows_dx), (given[0], rows_dy))
+    pairs = (given[1], rows_y), (dx, rows_dx), (given[0], rows_dy)
+    keptcalls.keep_in_one(name, options, work, *pairs)
     return dx if target is dx else dx.copy_(target)
 
 
@@ -195,7 +196,7 @@ def logsumexp(
     """logsumexp over dims, in dtype (None: x's). `takes` has said yes."""
     from online_softmax.cuda import row_launch
 
-    given, x = x, _without_fp8(x, dtype)
+    given, x = x, without_fp8(x, dtype)
     rank = max(x.dim(), 1)
     over = {dim % rank for dim in dims} if dims else set(range(rank))
     matrix = catalogue.as_rows(x, tuple(over))
@@ -208,7 +209,7 @@ def logsumexp(
     else:
         lse = y.view([size for d, size in enumerate(x.shape) if d not in over])
     options = (dims, keepdim, dtype, scale, kernel)
-    rowcalls.keep("logsumexp", options, work, (given, matrix), (lse, y))
+    keptcalls.keep_in_one("logsumexp", options, work, (given, matrix), (lse, y))
     return lse
 
 
@@ -228,7 +229,7 @@ def logsumexp_backward(
         return None
     from online_softmax.cuda import outer_launch
 
-    x = _without_fp8(x, None)
+    x = without_fp8(x, None)
     if not keepdim:
         dims = dims or tuple(range(x.dim()))
         dlse, lse = beside(dlse, x, dims), beside(lse, x, dims)

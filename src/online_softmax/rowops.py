@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from online_softmax import catalogue, rowcalls, rowkernels, rowplan
+from online_softmax import catalogue, keptcalls, rowkernels, rowplan
 from online_softmax.reference import ops
 from online_softmax.reference.ops import result_dtype, sum_dtype
 
@@ -51,7 +51,7 @@ def forward(
     Raises:
         ValueError: the named kernel cannot run this.
     """
-    known = rowcalls.again(op, (dim, dtype, scale, zero_empty, kernel), x, out)
+    known = keptcalls.again_in_one(op, (dim, dtype, scale, zero_empty, kernel), x, out)
     if known is not None:
         return known
     x = with_values(x)
@@ -88,7 +88,7 @@ def backward(
     `out` is filled and returned, if given: contiguous, of y's shape, of that dtype, on y's device,
     apart from dy and y.
     """
-    dx = rowcalls.again(f"{op}_backward", (dim, dtype, scale, zero_empty), y, out, dy)
+    dx = keptcalls.again_in_one(f"{op}_backward", (dim, dtype, scale, zero_empty), y, out, dy)
     if dx is not None:
         return dx
     dy, y = with_values(dy), with_values(y)
@@ -109,7 +109,7 @@ def logsumexp(
 ) -> Tensor:
     """The natural logarithm of the sum of exp(scale x) over dims; arguments as for `forward`."""
     dims = tuple(dims)
-    known = rowcalls.again("logsumexp", (dims, keepdim, dtype, scale, kernel), x)
+    known = keptcalls.again_in_one("logsumexp", (dims, keepdim, dtype, scale, kernel), x)
     if known is not None:
         return known
     x = with_values(x)

@@ -59,7 +59,7 @@ def forward(
     """
     from online_softmax.cuda import launch, tokenstats_launch
 
-    x, (rows, cols) = rowkernels._without_fp8(logits, None), logits.shape
+    x, (rows, cols) = rowkernels.without_fp8(logits, None), logits.shape
 
     def new(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=x.device)
@@ -112,7 +112,7 @@ def backward(
     """
     from online_softmax.cuda import launch, tokenstats_launch
 
-    x = rowkernels._without_fp8(logits, None)
+    x = rowkernels.without_fp8(logits, None)
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
     upstream = tokenstats_launch.Upstream(dlse, dentropy, dlog_prob)
     target = None if target is None else target.contiguous()

@@ -17,11 +17,11 @@ from online_softmax import rowplan
 from online_softmax.cuda.launch import C_TYPE, Launch
 from online_softmax.cuda.row_launch import (
     WIDTHS,
-    _exchange_bytes,
-    _grid,
-    _grid_of_shares,
-    _text,
+    exchange_bytes,
+    grid_of,
+    grid_of_shares,
     lies,
+    text_of,
 )
 from online_softmax.plan import VECTOR_BYTES, WARP, ceil_div
 from online_softmax.rowplan import Row
@@ -52,7 +52,7 @@ class Options:
     def kinds(self) -> str:
         """The kernels' last template arguments."""
         smoothing = HARD if self.smoothing == 0 else SMOOTH if self.weight is None else WEIGHTED
-        return f"{_text(self.softcap is not None)}, {smoothing}"
+        return f"{text_of(self.softcap is not None)}, {smoothing}"
 
     def logit(self) -> tuple[float, float]:
         """scale and softcap."""
@@ -92,7 +92,7 @@ def in_registers(
     """
     rows, cols = x.shape
     written, given = x if dx is None else dx, loss if dloss is None else dloss
-    flags = f"{_lie(x, written)}, {_text(streams)}, {_text(dx is not None)}"
+    flags = f"{_lie(x, written)}, {text_of(streams)}, {text_of(dx is not None)}"
     types = f"{C_TYPE[x.dtype]}, {C_TYPE[written.dtype]}"
     kinds = f"{types}, {row.vectors}, {row.lanes}, {flags}, {options.kinds}"
     args = (
@@ -101,8 +101,8 @@ def in_registers(
         int(options.weight is not None), int(lse_rest is not None), *options.logit(),
         *options.mix(cols),
     )  # fmt: skip
-    symbol, grid = f"cross_entropy_in_registers<{kinds}>", _grid(row, rows)
-    return [Launch(FILE, symbol, args, grid, row.block, row.cluster, _exchange_bytes(row))]
+    symbol, grid = f"cross_entropy_in_registers<{kinds}>", grid_of(row, rows)
+    return [Launch(FILE, symbol, args, grid, row.block, row.cluster, exchange_bytes(row))]
 
 
 def split(
@@ -155,7 +155,7 @@ def backward(
     rows, cols = x.shape
     classes = cols if classes is None else classes
     row = row or rowplan.shares(BACKWARD_OP, cols, x.itemsize)
-    flags = f"{_lie(x, dx)}, {_text(streams)}"
+    flags = f"{_lie(x, dx)}, {text_of(streams)}"
     types = f"{C_TYPE[x.dtype]}, {C_TYPE[dx.dtype]}"
     kinds = f"{types}, {row.vectors}, {row.lanes}, {flags}, {options.kinds}"
     of_loss, of_lse = (lse if t is None else t for t in (dloss, dlse))
@@ -166,7 +166,7 @@ def backward(
         of_loss.stride(0), of_lse.stride(0), first, classes, options.ignore_index, row.parts,
         *(int(t is not None) for t in given), *options.logit(), *options.mix(classes),
     )  # fmt: skip
-    symbol, grid = f"cross_entropy_backward<{kinds}>", _grid_of_shares(row, rows)
+    symbol, grid = f"cross_entropy_backward<{kinds}>", grid_of_shares(row, rows)
     return [Launch(BACKWARD_FILE, symbol, args, grid, row.block)]
 
 

@@ -54,19 +54,19 @@ def lies(*tensors: Tensor) -> str:
     return "ALIKE" if alike else "APART"
 
 
-def _text(flag: bool) -> str:
+def text_of(flag: bool) -> str:
     return "true" if flag else "false"
 
 
-def _exchange_bytes(row: Row) -> int:
+def exchange_bytes(row: Row) -> int:
     return 0 if row.lanes else EXCHANGE_SETS * ring.STATE_BYTES * row.cluster * row.block // WARP
 
 
-def _grid(row: Row, rows: int) -> int:
+def grid_of(row: Row, rows: int) -> int:
     return ceil_div(rows * row.lanes, row.block) if row.lanes else rows * row.cluster
 
 
-def _grid_of_shares(row: Row, rows: int) -> int:
+def grid_of_shares(row: Row, rows: int) -> int:
     return ceil_div(rows * row.parts * (row.lanes or WARP), row.block)
 
 
@@ -78,7 +78,7 @@ def _landed(
 
     x = tensors[0]
     words = (len(tensors) - 1) * (row.vectors * WARP + (0 if whole else ring.EDGE_WORDS))
-    shared = words * VECTOR_BYTES * row.block // WARP + _exchange_bytes(row)
+    shared = words * VECTOR_BYTES * row.block // WARP + exchange_bytes(row)
     args = (*tensors, *tail)
     work = Launch(FILE["landed"], symbol, args, 0, row.block, row.cluster, shared)
     held = jit.max_clusters(work, x.device) if x.is_cuda else HOST_CLUSTERS
@@ -96,17 +96,18 @@ def forward(
     tail = (rows, cols, x.stride(0), float(scale), int(zero_empty))
     file = FILE[row.kernel]
     if row.kernel == "streamed":
-        kinds = f"{x_type}, {y_type}, {row.vectors}, {lies(*of)}, {_text(streams)}, {emit}"
+        kinds = f"{x_type}, {y_type}, {row.vectors}, {lies(*of)}, {text_of(streams)}, {emit}"
         if found := _streamed(f"rows_streamed<{kinds}>", (x, y), tail, row, whole):
             return found
     if row.kernel in ("streamed", "split"):
         return _split(op, x, y, scale, zero_empty, row)
     if row.kernel == "landed":
-        kinds = f"{x_type}, {y_type}, {row.vectors}, {lies(*of)}, {_text(streams)}, {emit}"
+        kinds = f"{x_type}, {y_type}, {row.vectors}, {lies(*of)}, {text_of(streams)}, {emit}"
         return _landed(f"rows_landed<{kinds}>", (x, y), tail, row, whole)
-    kinds = f"{x_type}, {y_type}, {row.vectors}, {row.lanes}, {lies(*of)}, {_text(streams)}, {emit}"
-    symbol, grid = f"rows_in_registers<{kinds}>", _grid(row, rows)
-    shared = _exchange_bytes(row)
+    shape = f"{row.vectors}, {row.lanes}"
+    kinds = f"{x_type}, {y_type}, {shape}, {lies(*of)}, {text_of(streams)}, {emit}"
+    symbol, grid = f"rows_in_registers<{kinds}>", grid_of(row, rows)
+    shared = exchange_bytes(row)
     return [Launch(file, symbol, (x, y, *tail), grid, row.block, row.cluster, shared)]
 
 
@@ -191,7 +192,7 @@ def backward(
     sizes, file = (rows, cols, dy.stride(0)), FILE[row.kernel]
     tail = (*sizes, float(scale), int(zero_empty))
     if row.kernel == "streamed":
-        kinds = f"{x_type}, {row.vectors}, {lies(*of)}, {_text(streams)}, {kind}"
+        kinds = f"{x_type}, {row.vectors}, {lies(*of)}, {text_of(streams)}, {kind}"
         symbol = f"rows_streamed_backward<{kinds}>"
         if found := _streamed(symbol, (dy, y, dx), tail, row, whole):
             return found
@@ -204,12 +205,12 @@ def backward(
         symbol = f"split_emit_backward{kinds}"
         return [first, Launch(file, symbol, last, grid, row.block, dependent=True)]
     if row.kernel == "landed":
-        kinds = f"{x_type}, {row.vectors}, {lies(*of)}, {_text(streams)}, {kind}"
+        kinds = f"{x_type}, {row.vectors}, {lies(*of)}, {text_of(streams)}, {kind}"
         return _landed(f"rows_landed_backward<{kinds}>", (dy, y, dx), tail, row, whole)
-    kinds = f"{x_type}, {row.vectors}, {row.lanes}, {lies(*of)}, {_text(streams)}, {kind}"
-    symbol, shared = f"rows_in_registers_backward<{kinds}>", _exchange_bytes(row)
+    kinds = f"{x_type}, {row.vectors}, {row.lanes}, {lies(*of)}, {text_of(streams)}, {kind}"
+    symbol, shared = f"rows_in_registers_backward<{kinds}>", exchange_bytes(row)
     args = (dy, y, dx, *tail)
-    return [Launch(file, symbol, args, _grid(row, rows), row.block, row.cluster, shared)]
+    return [Launch(file, symbol, args, grid_of(row, rows), row.block, row.cluster, shared)]
 
 
 WIDTHS = tuple(sorted({1 << k for k in range(23)} | {3 << k for k in range(20)}))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from online_softmax import rowplan
 from online_softmax.cuda.launch import C_TYPE, Launch
-from online_softmax.cuda.row_launch import WIDTHS, _grid_of_shares, _text, is_whole, lies
+from online_softmax.cuda.row_launch import WIDTHS, grid_of_shares, is_whole, lies, text_of
 from online_softmax.plan import WARP, ceil_div, next_power_of_two
 from online_softmax.rowplan import Row
 
@@ -88,14 +88,14 @@ def forward(
     spreads = torch.empty((parts, SPREAD_FLOATS), dtype=torch.float32, device=x.device)
     keys = torch.empty(parts * count, dtype=torch.int64, device=x.device)
     lie = "WHOLE_WORDS" if is_whole(x) else "APART"  # words as of an aligned row in any case
-    kinds = f"{x_type}, {row.vectors}, {lie}, {_text(target is not None)}"
+    kinds = f"{x_type}, {row.vectors}, {lie}, {text_of(target is not None)}"
     targets = spreads if target is None else target
     sizes = (rows, cols, x.stride(0), row.parts, count)
-    fold = f"token_stats_fold<{kinds}, {_text(count > 0)}>"
+    fold = f"token_stats_fold<{kinds}, {text_of(count > 0)}>"
     fold_args = (x, targets, spreads, keys, *sizes, groups(row, count), float(scale))
     filled = [spreads if each is None else each for each in results]  # which nobody fills
     lists = next_power_of_two(ceil_div(count, WARP)) if count else 0
-    merge = f"token_stats_merge<{x_type}, {lists}, {_text(target is not None)}>"
+    merge = f"token_stats_merge<{x_type}, {lists}, {text_of(target is not None)}>"
     merge_args = (x, targets, spreads, keys, *filled, *sizes, float(scale))
     block = min(ceil_div(row.parts, MERGED), MERGE_WARPS) * WARP if count else WARP
     return [
@@ -117,7 +117,7 @@ def backward(
     """The gradient by the logits into dx, which may be x."""
     rows, cols = x.shape
     row = rowplan.shares("token_stats_backward", cols, x.itemsize)
-    flags = f"{lies(x, dx)}, {_text(streams)}"
+    flags = f"{lies(x, dx)}, {text_of(streams)}"
     symbol = f"token_stats_backward<{C_TYPE[x.dtype]}, {row.vectors}, {row.lanes}, {flags}>"
     given = [entropy if g is None else g for g in upstream]  # which nobody reads
     has_target = target is not None and upstream.log_prob is not None
@@ -127,7 +127,7 @@ def backward(
         x, entropy if target is None else target, *given, entropy, state, dx, rows, cols, *strides,
         *has, row.parts, float(scale),
     )  # fmt: skip
-    return [Launch(BACKWARD_FILE, symbol, args, _grid_of_shares(row, rows), row.block)]
+    return [Launch(BACKWARD_FILE, symbol, args, grid_of_shares(row, rows), row.block)]
 
 
 def instances(

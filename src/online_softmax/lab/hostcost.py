@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import online_softmax
-from online_softmax import arguments, catalogue, jit, jit_launch, rowcalls, rowkernels
+from online_softmax import arguments, catalogue, jit, jit_launch, keptcalls, rowkernels
 from online_softmax.lab import freshcost
 from online_softmax.lab.freshcost import Say
 from online_softmax.lab.inputs import BadInput
@@ -130,7 +130,7 @@ def _pieces(x: Tensor) -> tuple[dict[str, Plain], dict[str, Plain]]:
 
     parts: dict[str, Plain] = {
         "checks of the arguments": check,
-        ROUTE: lambda: (routes._takes_op(x), routes._is_recorded(x)),
+        ROUTE: lambda: (routes.takes_op(x), routes.is_recorded(x)),
         "allocation": lambda: torch.empty_like(x),
     }
     if not rowkernels.takes(x, None, 1.0):  # on a CPU, or without CUDA's libraries
@@ -157,12 +157,17 @@ def _pieces(x: Tensor) -> tuple[dict[str, Plain], dict[str, Plain]]:
         "of a call unlike those before: launch records": records,
     }
 
-    found = jit.kept(rowcalls._name("softmax", OPTIONS, x, None))
+    found = keptcalls.find("softmax", OPTIONS, (x,))
     if found is None:
         return parts, beside
-    start, (_, _, shape, stride, dtype, _) = found
-    address, y_address = x.data_ptr(), y.data_ptr()
-    empty = rowcalls._empty
+    call, addresses, _ = found
+    (start,), ((shape, stride, dtype, _),), index = call.starts, call.fresh, call.device_index
+    empty, current_device, raw_stream = keptcalls.empty_strided, jit.current_device, jit.raw_stream
+    addresses = [*addresses, y.data_ptr()]
+
+    def launch() -> None:
+        if current_device() == index:
+            start(raw_stream(index), addresses)
 
     def allocate() -> Tensor:
         if empty is None:
@@ -175,7 +180,7 @@ def _pieces(x: Tensor) -> tuple[dict[str, Plain], dict[str, Plain]]:
     parts = {
         f"{ROUTE}, look-up of the launch": lambda: routes.again("no operation", x, OPTIONS),
         "allocation": allocate,
-        "launch": lambda: start(address, y_address),
+        "launch": launch,
     }
     driver = {"of the launch: the driver": _driver_launch(records()[0], x.get_device())}
     return parts, {**passed, **beside, **driver}
@@ -183,9 +188,11 @@ def _pieces(x: Tensor) -> tuple[dict[str, Plain], dict[str, Plain]]:
 
 def _driver_launch(work: Any, index: int) -> Plain:
     """The driver's launch alone: nothing of it is made anew."""
-    kind = jit._ready[jit._key(work, index)]
+    kind = jit.kind_of(work, index)
+    if kind is None:
+        raise RuntimeError(f"{work.symbol} has not run on device {index}")
     laid = kind.lay(jit_launch.words(work.args, index))
-    jit_launch.turn(kind.driver, laid, jit._raw_stream(index))
+    jit_launch.turn(kind.driver, laid, jit.raw_stream(index))
     launch, function = kind.driver.cuLaunchKernelEx, kind.function
     return lambda: launch(laid.config, function, laid.address, 0)
 

@@ -19,7 +19,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import CompiledKernel
 from triton.runtime.driver import driver
 
-from online_softmax import attentionops, jit, rowcalls
+from online_softmax import attentionops, jit, keptcalls
 from online_softmax.triton import attention, attention_backward, attention_bias
 
 KERNELS = (
@@ -99,16 +99,15 @@ def stubbed() -> Iterator[Notes]:
         get_current_target=lambda: TARGET,
         utils=SimpleNamespace(unload_module=lambda _: None),
     )
-    allocate = getattr(rowcalls._guards, "_empty_strided_cpu", None)
+    allocate = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", None)
     replaced: list[tuple[Any, str, Any]] = [
         (driver, "_active", stub),
         (triton.JITFunction, "_do_compile", build),
         (attentionops, "takes_triton", lambda *_: True),
-        (rowcalls, "_is_cuda", lambda _: True),
-        (rowcalls, "_empty", allocate),
-        (rowcalls, "_once", set()),
-        (jit, "_current_device", lambda: notes.device_index),
-        (jit, "_raw_stream", lambda index: STREAM + index),
+        (keptcalls, "is_cuda", lambda _: True),
+        (keptcalls, "empty_strided", allocate),
+        (jit, "current_device", lambda: notes.device_index),
+        (jit, "raw_stream", lambda index: STREAM + index),
         (torch.cuda, "device", device),
         (torch.Tensor, "get_device", lambda _: 0),
     ]
@@ -117,6 +116,7 @@ def stubbed() -> Iterator[Notes]:
     with contextlib.ExitStack() as stack:
         for where, name, value in replaced:
             stack.enter_context(mock.patch.object(where, name, value))
-        stack.callback(jit._kept.clear)
-        jit._kept.clear()
+        for memory in (keptcalls.kept, keptcalls.came_once):
+            stack.callback(memory.clear)
+            memory.clear()
         yield notes

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from online_softmax import attentioncalls, attentionops
+from online_softmax import attentionops, keptcalls
 from online_softmax.attentionops import TENSORS, Made, Tensors
 from online_softmax.attentionplan import Options
 from online_softmax.library import attention_second
@@ -252,7 +252,7 @@ class Forward(Function):  # (*tensors, options, with_state, kernel, known) -> (o
     @staticmethod
     def forward(*arguments: Any) -> Any:
         *rest, known = arguments
-        made = None if known is None else attentioncalls.start(known)
+        made = None if known is None else keptcalls.start(known)
         return _forward(*rest) if made is None else made
 
     @staticmethod

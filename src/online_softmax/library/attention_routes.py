@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from online_softmax import attentioncalls, attentionops
+from online_softmax import attentionkernels, attentionops, keptcalls
 from online_softmax.attentionarguments import check_attention_kernel, check_options
 from online_softmax.attentionops import Made, Tensors
 from online_softmax.attentionplan import Options
@@ -49,7 +49,7 @@ def again(
         kernel: what the user gave.
     """
     # First: Dynamo sees nothing of what follows. Other tracing has modes, or tensors of a type.
-    if _is_dynamo_compiling() or not attentioncalls.is_any_kept():
+    if _is_dynamo_compiling() or not keptcalls.kept:
         return None
     is_recorded, q = False, tensors[0]
     for t in tensors:
@@ -72,13 +72,13 @@ def again(
     try:
         forced = "" if kernel is None else check_attention_kernel("attention", kernel)
         o = check_options("attention", *options, lengths)
-        known = attentioncalls.find(attentioncalls.FORWARD, (o, with_state, forced), tensors)
+        known = keptcalls.find(attentionkernels.FORWARD, (o, with_state, forced), tensors)
     except (TypeError, ValueError):  # raised again where the tensors have been checked
         return None
     if known is None:
         return None
     if not is_recorded or not _is_grad_enabled():
-        return attentioncalls.start(known)
+        return keptcalls.start(known)
     made: Made = apply_forward(*tensors, o, with_state, forced, known)
     return made
 

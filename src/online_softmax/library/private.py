@@ -3,7 +3,7 @@
 Seven more stand where they are used: `Tensor._is_zerotensor` in rowops.py, and beside it what says
 that a tensor stands for a batch of gradients, `Function._backward_cls`
 in eager.py, the current device and the handle of the current stream in jit.py, memory for a result
-and whether torch fills it in rowcalls.py.
+and whether torch fills it in keptcalls.py.
 
 The three routes need them: no public name tells whether a transform, a mode or a dual level is at
 work, or lets a kernel at the Autograd key go on below autograd.

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from online_softmax import rowcalls, rowops
+from online_softmax import keptcalls, rowops
 from online_softmax.library import eager, traced
 from online_softmax.library.calculus import Along, Over
 from online_softmax.library.operations import LOGSUMEXP
@@ -29,7 +29,7 @@ from online_softmax.library.traced import autocast_dtype, is_plain
 from online_softmax.reference.ops import result_dtype, sum_dtype
 
 _FLOAT32 = torch.float32
-_again = rowcalls.again
+_again = keptcalls.again_in_one
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _is_compiling = torch.compiler.is_compiling
 _is_grad_enabled = torch.is_grad_enabled
@@ -38,17 +38,17 @@ _recorded_softmax = {name: eager.forward_entry[name] for name in ("softmax", "lo
 _recorded_logsumexp = eager.forward_entry["logsumexp"]
 
 
-def _takes_op(x: Tensor) -> bool:
+def takes_op(x: Tensor) -> bool:
     if _is_compiling():
         return True
     return not is_plain(x) and not functorch_active()  # whose levels the op does not know
 
 
-def _is_recorded(x: Tensor) -> bool:
+def is_recorded(x: Tensor) -> bool:
     return (x.requires_grad and _is_grad_enabled()) or functorch_active() or is_forward_mode()
 
 
-def again(op: str, x: Any, options: rowcalls.Options) -> Tensor | None:
+def again(op: str, x: Any, options: keptcalls.Options) -> Tensor | None:
     """The result of a call like one before, by its kernel alone; None: the call goes the whole way.
 
     Asked before the arguments are checked: an equal call has passed the checks. Wherever another
@@ -58,8 +58,8 @@ def again(op: str, x: Any, options: rowcalls.Options) -> Tensor | None:
     Args:
         op: what is computed.
         x: what the user gave.
-        options: as `rowops` hands them to `rowcalls.again`; dims of type int, a scale of type
-            float, which equal no number that the checks would refuse.
+        options: as `rowops` hands them to `keptcalls.again_in_one`; dims of type int, a scale of
+            type float, which equal no number that the checks would refuse.
     """
     if (
         # First: Dynamo sees nothing of what follows. Other tracing has modes, or tensors of a type.
@@ -96,9 +96,9 @@ def along(
         return _along_out(op, x, dim, wanted, scale, zero_empty, kernel, out)
     if dtype is None and x.dtype is not _FLOAT32 and x.is_cuda and _is_autocast("cuda"):
         dtype = autocast_dtype(x, dtype)
-    if _takes_op(x):
+    if takes_op(x):
         return traced.ops[op](x, dim, dtype, scale, zero_empty, kernel)
-    if _is_recorded(x):
+    if is_recorded(x):
         return _recorded_softmax[op](x, Along(dim, dtype, scale, zero_empty), kernel)
     return rowops.forward(op, x, dim, dtype, scale, zero_empty, kernel)
 
@@ -115,11 +115,11 @@ def logsumexp(
     dtype = None
     if x.dtype is not _FLOAT32 and x.is_cuda and _is_autocast("cuda"):
         dtype = autocast_dtype(x, None)
-    if _takes_op(x):  # the op saves its result: it is asked for before rounding
+    if takes_op(x):  # the op saves its result: it is asked for before rounding
         wide = sum_dtype(x.dtype, dtype)
         lse = traced.ops[LOGSUMEXP.name](x, dims, keepdim, wide, scale, zero_empty, kernel)
         return lse.to(dtype or result_dtype(x.dtype))
-    if _is_recorded(x):
+    if is_recorded(x):
         result: Any = _recorded_logsumexp(x, Over(dims, keepdim, dtype, scale, zero_empty), kernel)
         return result if isinstance(result, Tensor) else result[0]
     return rowops.logsumexp(x, dims, keepdim, dtype, scale, kernel)
@@ -149,7 +149,7 @@ def _along_out(
         raise RuntimeError(f"{op}(): out must have dtype {dtype}, got {out.dtype}")
     if out.device != x.device:
         raise RuntimeError(f"{op}(): out must be on {x.device} like x, got {out.device}")
-    if _takes_op(x) or _takes_op(out):
+    if takes_op(x) or takes_op(out):
         if out.shape != x.shape:
             raise RuntimeError(
                 f"{op}(): out must have shape {tuple(x.shape)} where torch.compile, a mode or a "

@@ -2,12 +2,12 @@
 
 `kernel[grid](...)` looks at every argument to learn which compiled kernel is meant: types, what is
 1, what is a multiple of 16. For a call whose tensors have the type, shape, strides and 16-byte
-phase of one before, and whose options are its options, the answer is the same. So `again` takes the
-compiled kernel and the arguments as they were, puts in the new addresses, and calls the launcher
-that Triton itself would call. That is no public interface: `missing` says what it lacks here, and
-where it lacks anything each call goes Triton's ordinary way. So does one while somebody has hooks
-on launches, and an interpreted kernel always. What else of `triton.knobs` is changed after a call
-was kept does not reach it: `jit.clear_cache` drops what is kept.
+phase of one before, and whose options are its options, the answer is the same. So a kept call
+takes the compiled kernel and the arguments as they were, puts in the new addresses, and calls the
+launcher that Triton itself would call. That is no public interface: `missing` says what it lacks
+here, and where it lacks anything each call goes Triton's ordinary way. So does one while somebody
+has hooks on launches, and an interpreted kernel always. What else of `triton.knobs` is changed
+after a call was kept does not reach it: `jit.clear_cache` drops what is kept.
 """
 
 from __future__ import annotations
@@ -16,18 +16,15 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
-from online_softmax import jit
-from online_softmax.triton import ALIGNED
+from online_softmax.keptcalls import Launched, Places, Start
 from online_softmax.triton.tiles import OPTIONS
-
-Start = Callable[[int, list[int]], None]  # of a launch, by the stream and the addresses
-Fresh = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, float | None]
 
 # Triton's own call of the launcher: what is passed, in which order. Of 3.6 and of 3.9.
 CONVENTION = (
@@ -71,22 +68,6 @@ class Own:
         return t
 
 
-class Call(NamedTuple):
-    """What starts a call's launches again. It never changes: any number of threads may use it.
-
-    Tensors have numbers: the given ones by their places, then the call's own.
-    """
-
-    starts: tuple[Start, ...]
-    fresh: tuple[Fresh, ...]  # its own memory: shape, strides, type, what it is filled with
-    results: tuple[int | None, ...]  # which of its own it gives back
-    device: torch.device
-    device_index: int
-    is_watched: Callable[[], bool]
-    current_device: Callable[[], int]
-    raw_stream: Callable[[int], int]
-
-
 @functools.cache
 def missing() -> str | None:
     """A sentence on what this Triton lacks for a launch to be started again, or None."""
@@ -125,79 +106,45 @@ def is_watched() -> bool:
     return False
 
 
-def prepared(
-    launches: Sequence[Launch],
-    compiled: Sequence[Any],
-    own: Own,
-    names: Sequence[str],
-    given: Sequence[Tensor | None],
-    results: Sequence[Tensor | None],
-    index: int,
-) -> Call | None:
-    """What starts these launches again, or None if a later call needs more than other addresses.
+def launched(
+    launches: Sequence[Launch], compiled: Sequence[Any], names: Sequence[str]
+) -> list[Launched] | None:
+    """A call's launches for `keptcalls.keep`; None: they cannot be started again.
 
     Args:
-        launches: those of a call, which have run; compiled: what each of them gave back.
-        own: the memory that was made for it.
-        given: the tensors of the call; names: what the kernels call each.
-        results: what the call gives back: tensors of `own`, or None.
-        index: the device.
+        launches: they have run; compiled: what each of them gave back.
+        names: what the kernels call each of the call's given tensors.
     """
     from triton.compiler import CompiledKernel
 
-    if missing() is not None or any(t.data_ptr() % ALIGNED for t, _ in own.made):
+    if missing() is not None:
         return None
-    by_storage = {t.untyped_storage().data_ptr(): i for i, (t, _) in enumerate(own.made)}
-    by_name = {f"{name}_ptr": i for i, name in enumerate(names)}
-    starts = []
+    numbers, found = {f"{name}_ptr": i for i, name in enumerate(names)}, []
     for launch, kernel in zip(launches, compiled, strict=True):
         if not launch.programs:
             continue
         if not isinstance(kernel, CompiledKernel):
             return None
-        places, values = [], [launch.arguments[name] for name in launch.kernel.arg_names]
+        tensors, values = [], [launch.arguments[name] for name in launch.kernel.arg_names]
         for place, (name, value) in enumerate(zip(launch.kernel.arg_names, values, strict=True)):
-            if not isinstance(value, Tensor):
-                continue
-            address, storage = value.data_ptr(), value.untyped_storage().data_ptr()
-            source = given[by_name[name]] if name in by_name else None
-            if storage in by_storage:
-                places.append((place, len(given) + by_storage[storage], address - storage))
-            elif source is not None and source.data_ptr() == address:
-                places.append((place, by_name[name], 0))
-            else:  # a copy, or of torch's making
-                return None
-            values[place] = None
-        starts.append(_start(kernel, launch.programs, values, places))
-    numbers = {id(t): i for i, (t, _) in enumerate(own.made)}
-    if any(t is not None and id(t) not in numbers for t in results):
-        return None
-    return Call(
-        tuple(starts),
-        tuple((tuple(t.shape), t.stride(), t.dtype, fill) for t, fill in own.made),
-        tuple(None if t is None else numbers[id(t)] for t in results),
-        own.device,
-        index,
-        is_watched,
-        jit._current_device,
-        jit._raw_stream,
-    )
+            if isinstance(value, Tensor):
+                tensors.append((place, value, numbers.get(name)))
+                values[place] = None
+        found.append(Launched(tensors, partial(_starter, kernel, launch.programs, values)))
+    return found
 
 
-def _start(
-    kernel: Any, programs: int, values: list[Any], places: Sequence[tuple[int, int, int]]
-) -> Start:
+def _starter(kernel: Any, programs: int, values: list[Any], places: Places) -> Start:
     """What starts a compiled kernel on a stream of the current device.
 
     Args:
         values: the arguments in the kernel's order; nothing writes here again.
-        places: which of them are addresses, and of what: (place, number of the tensor, bytes from
-            its first).
+        places: which of them are addresses, and of what.
     """
     run: Callable[..., None] = kernel.run
     numbers = kernel.function, kernel.packed_metadata, None, None, None
 
-    def start(stream: int, addresses: list[int]) -> None:
+    def start(stream: int, addresses: Sequence[int]) -> None:
         arguments = values.copy()  # of this call: others may be under way
         for place, number, offset in places:
             arguments[place] = addresses[number] + offset

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-import attentioncalls_kit
-from attentioncalls_kit import BF16, CALLS, Notes, addresses, described, is_kept, results, tokens
-from online_softmax import attention, attention_state, jit
+import keptattention_kit
+from keptattention_kit import BF16, CALLS, Notes, addresses, described, is_kept, results, tokens
+from online_softmax import attention, attention_state, keptcalls
 
-notes = attentioncalls_kit.notes  # a fixture
+notes = keptattention_kit.notes  # a fixture
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -72,7 +72,7 @@ def test_addresses_are_those_of_the_call(notes: Notes) -> None:
     rows, parts, dim = 8, 2, 32
     assert fold["m_ptr"] - fold["out_ptr"] >= 4 * rows * parts * dim
     assert fold["d_ptr"] - fold["m_ptr"] >= 4 * rows * parts
-    call = next(iter(jit._kept.values()))[1]
+    call = next(iter(keptcalls.kept.values()))
     assert len(call.fresh) == 3  # out, lse, and all that parts need in one
 
 
@@ -133,7 +133,7 @@ def test_what_a_kernel_was_built_for_holds(phase: int, notes: Notes) -> None:
             notes.started.clear()
             call(*tensors)
         kept, _ = notes.started.copy(), notes.started.clear()
-        jit._kept.clear()
+        keptcalls.kept.clear()
         call(*tensors)
         assert is_kept(kept)
         assert not is_kept(notes.started)

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import jit_kit
 import jit_notes
 from jit_notes import Built, Notes
-from online_softmax import jit, log_softmax, logsumexp, rowcalls, rowops, softmax
+from online_softmax import jit, keptcalls, log_softmax, logsumexp, rowops, softmax
 from online_softmax.library import routes, traced
 
 fresh_cache, nvrtc = jit_kit.fresh_cache, jit_kit.nvrtc  # fixtures
@@ -36,7 +36,7 @@ def asked(built: Built, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     found: list[bool] = []
 
     def again(*args: Any) -> Tensor | None:
-        known = rowcalls.again(*args)
+        known = keptcalls.again_in_one(*args)
         found.append(known is not None)
         return known
 
@@ -191,26 +191,28 @@ def test_memory_is_filled_where_torch_fills_it(asked: list[bool]) -> None:
 
 
 @pytest.mark.parametrize("how", ["another device is current", "a torch without the short way"])
-def test_memory_by_the_public_way(how: str, asked: list[bool], notes: Notes, monkeypatch) -> None:
-    want = softmax(x_of())
-    monkeypatch.setattr(rowcalls, "_empty", None if how.startswith("a torch") else _fail)
-    if how.startswith("another"):
-        monkeypatch.setattr(notes, "current", 1)
+def test_memory_is_of_the_device(how: str, asked: list[bool], notes: Notes, monkeypatch) -> None:
+    want, short = softmax(x_of()), keptcalls.empty_strided
+
+    def on_the_current_device(*about: Any) -> Tensor:
+        assert notes.current == 0
+        return short(*about)
+
+    is_there = how.startswith("another")
+    monkeypatch.setattr(keptcalls, "empty_strided", on_the_current_device if is_there else None)
+    monkeypatch.setattr(notes, "current", 1 if is_there else 0)
     y = softmax(x_of())
+    assert notes.current == int(is_there)
     assert asked == [True, True]
     assert (y.shape, y.stride(), y.dtype) == (want.shape, want.stride(), want.dtype)
     assert notes.launches[-1].words[1] == y.data_ptr()
     assert notes.launches[-1].stream == 40
 
 
-def _fail(*_: Any) -> None:
-    raise AssertionError("it allocates on the current device")
-
-
 def test_torch_has_the_short_way_to_memory() -> None:
     """A private name: where it is gone, calls are right and slower by half a microsecond."""
     assert callable(torch._C._dynamo.guards._empty_strided_cuda)
-    assert callable(rowcalls._is_deterministic)
+    assert callable(keptcalls.is_deterministic)
 
 
 # ---- values that memory does not hold

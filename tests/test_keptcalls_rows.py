@@ -11,7 +11,7 @@ from torch import Tensor
 import jit_kit
 import jit_notes
 from jit_notes import Built, Notes
-from online_softmax import jit, log_softmax, rowcalls, softmax
+from online_softmax import jit, keptcalls, log_softmax, softmax
 from online_softmax import logsumexp as logsumexp_
 
 fresh_cache, nvrtc = jit_kit.fresh_cache, jit_kit.nvrtc  # fixtures
@@ -99,10 +99,10 @@ def test_what_the_launch_follows_from_is_told_apart(what: str, built: Built, not
 
 def test_copies_and_workspaces_are_not_kept(built: Built, notes: Notes) -> None:
     for call in (lambda: softmax(x_of(64, 4).t()), lambda: softmax(x_of(4, 64), kernel="split")):
-        before = len(jit._kept)
+        before = len(keptcalls.kept)
         for _ in range(3):
             call()
-        assert len(jit._kept) == before
+        assert len(keptcalls.kept) == before
 
 
 def test_backward(built: Built, notes: Notes) -> None:
@@ -136,11 +136,11 @@ def test_results_are_tensors_of_their_own(built: Built) -> None:
 
 
 def test_without_kernels_nothing_is_kept() -> None:
-    jit._kept.clear()
+    keptcalls.kept.clear()
     for _ in range(3):
         softmax(torch.zeros(2, 3))
         logsumexp_(torch.zeros(2, 3))
-    assert not jit._kept
+    assert not keptcalls.kept
 
 
 def test_shapes_that_come_once_push_nothing_out(
@@ -153,6 +153,6 @@ def test_shapes_that_come_once_push_nothing_out(
     for rows in range(5, 17):
         softmax(x_of(rows, 64))
     assert built.count == 14
-    assert len(rowcalls._once) <= 4
+    assert len(keptcalls.came_once) <= 4
     softmax(x)
     assert built.count == 14

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-import attentioncalls_kit
-from attentioncalls_kit import (
+import keptattention_kit
+from keptattention_kit import (
     BF16,
     Notes,
     addresses,
@@ -22,13 +22,13 @@ from attentioncalls_kit import (
     tritonstub,
     with_all,
 )
-from online_softmax import attention, attentioncalls, jit
+from online_softmax import attention, attentionkernels, keptcalls
 from online_softmax.attentionarguments import check_options
 from online_softmax.library import attention_routes
 from online_softmax.triton import launcher
 
 ROOT = Path(__file__).parents[1]
-notes = attentioncalls_kit.notes  # a fixture
+notes = keptattention_kit.notes  # a fixture
 
 
 def test_what_is_refused_stays_refused(notes: Notes) -> None:
@@ -95,7 +95,7 @@ def test_devices_are_told_apart() -> None:
 
         stride, data_ptr, is_neg = (lambda _: (1,)), (lambda _: 64), (lambda _: False)
 
-    names = [attentioncalls.name_of("attention", (), [OnDevice(i)])[0] for i in (0, 1, 0)]
+    names = [keptcalls.name_of("attention", (), [OnDevice(i)])[0] for i in (0, 1, 0)]
     assert names[0] == names[2] != names[1]
 
 
@@ -155,14 +155,14 @@ def test_threads_do_not_meet(notes: Notes) -> None:
     tensors = tokens(1, 600)
     for _ in range(3):
         attention(*tensors)
-    known = attentioncalls.find(
-        attentioncalls.FORWARD,
+    known = keptcalls.find(
+        attentionkernels.FORWARD,
         (check_options("attention", False, None, None, None, "zero"), False, ""),
         (*tensors, *[None] * 5),
     )
     assert known is not None
     notes.started.clear()
-    fold, count = known[0].starts[0], len(known[0].fresh) + len(attentioncalls.INPUTS)
+    fold, count = known[0].starts[0], len(known[0].fresh) + len(attentionkernels.INPUTS)
     threads = [
         threading.Thread(target=fold, args=(number, Together([number * 100] * count)))
         for number in (1, 2)
@@ -211,7 +211,7 @@ def test_where_triton_lacks_it_each_call_goes_the_ordinary_way(
     q, k, v = tokens()
     for _ in range(4):
         attention(q, k, v)
-    assert not jit._kept
+    assert not keptcalls.kept
     assert not any(is_kept([each]) for each in notes.started)
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from online_softmax import attention, attention_state, attention_varlen, jit
+from online_softmax import attention, attention_state, attention_varlen, keptcalls
 
 pytestmark = [
     pytest.mark.gpu,
@@ -22,7 +22,7 @@ BF16 = torch.bfloat16
 
 @pytest.fixture(autouse=True)
 def forgetful() -> None:
-    jit._kept.clear()
+    keptcalls.kept.clear()
 
 
 def tokens(q_len: int, k_len: int, dim: int = 64, phase: int = 0) -> list[Tensor]:
@@ -96,7 +96,7 @@ def test_the_same_bits(name: str, recorded: bool) -> None:
         if name != "state":  # whose m may lie elsewhere
             want = flat(call(*(t.detach().double() for t in tensors)))[0]
             torch.testing.assert_close(flat(made)[0].double(), want, rtol=2e-2, atol=2e-2)
-    assert jit._kept
+    assert keptcalls.kept
 
 
 @pytest.mark.parametrize("name", ["causal", "decode", "packed", "packed decode"])
@@ -132,7 +132,7 @@ def test_nothing_waits_for_the_device(name: str) -> None:
     lengths, call = CALLS[name]
     tensors = [t.requires_grad_() for t in tokens(*lengths)]
     gradients(call(*tensors), tensors)  # Triton compiles
-    jit._kept.clear()
+    keptcalls.kept.clear()
     torch.cuda.set_sync_debug_mode("error")
     try:
         for _ in range(3):
