@@ -14,6 +14,7 @@ from online_softmax import jit
 from online_softmax.catalogue import FLOATS, KERNELS
 from online_softmax.cuda import (
     crossentropy_launch,
+    decode_launch,
     merge_launch,
     outer_launch,
     reduce_launch,
@@ -131,6 +132,18 @@ def test_merging(arch: str) -> None:
         taken = jit.resources(file, symbol, arch)
         assert taken.stack_bytes <= (0 if arch == "sm_90a" else 16), f"{symbol} for {arch}: {taken}"
         assert taken.registers <= 80, f"{symbol} for {arch}: {taken}"
+
+
+@pytest.mark.parametrize("arch", [a for a in KERNELS["safe"].arches if a != "sm_75"])
+def test_decoding(arch: str) -> None:
+    """As many warps share a multiprocessor as are planned: all but a few words are in registers."""
+    found = decode_launch.instances()
+    assert {file for file, _ in found} == {"decode.cu"}
+    for file, symbol in found[:: 2 if arch == "sm_90a" else 7]:
+        taken = jit.resources(file, symbol, arch)
+        assert taken.stack_bytes <= 40, f"{symbol} for {arch}: {taken}"
+        if "decode_merge" in symbol:
+            assert taken.registers <= 64, f"{symbol} for {arch}: {taken}"
 
 
 @pytest.mark.parametrize("symbol", ["copy", "add", "read"])

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from online_softmax import attentionkernels, catalogue, keptcalls
+from online_softmax import attentionkernels, catalogue, decodekernels, keptcalls
 from online_softmax.attentionplan import MAX_HEAD_DIM, Options
 from online_softmax.reference import attention as reference
 from online_softmax.reference import packed
@@ -21,7 +21,7 @@ from online_softmax.reference.outputs import without_autocast
 from online_softmax.reference.packed import Packed
 from online_softmax.rowops import with_values
 
-KERNELS = ("triton", "reference")  # what `kernel=` may name
+KERNELS = ("cuda", "triton", "reference")  # what `kernel=` may name; "cuda" is of forwards alone
 TENSORS = ("q", "k", "v", "bias", "mask", "sinks", "cu_seq_q", "cu_seq_k")
 
 Tensors = Sequence[Tensor | None]  # these eight
@@ -50,15 +50,28 @@ def reasons(q: Tensor, v: Tensor) -> list[str]:
     return why
 
 
+def takes_cuda(given: Tensors, kernel: str) -> bool:
+    """Whether the CUDA kernel of few queries runs a forward: on CUDA wherever it can.
+
+    ValueError if it is named and cannot.
+    """
+    if kernel not in ("", "cuda"):
+        return False
+    why = decodekernels.reasons(given)
+    if why and kernel:
+        raise ValueError(f"attention(): kernel 'cuda' cannot run this: {'; '.join(why)}")
+    return not why
+
+
 def takes_triton(q: Tensor, v: Tensor, kernel: str) -> bool:
     """Whether the Triton kernels run this: on CUDA wherever they can, else where they are named.
 
     ValueError if they are named and cannot.
     """
-    if kernel == "reference" or (not kernel and not q.is_cuda):
+    if kernel == "reference" or (kernel != "triton" and not q.is_cuda):
         return False
     why = reasons(q, v)
-    if why and kernel:
+    if why and kernel == "triton":
         raise ValueError(f"attention(): kernel 'triton' cannot run this: {'; '.join(why)}")
     return not why
 
@@ -81,6 +94,8 @@ def forward(tensors: Tensors, o: Options, with_state: bool, kernel: str) -> Made
     q, k, v, bias, mask, sinks, cu_seq_q, cu_seq_k = given
     if q is None or k is None or v is None:
         raise AssertionError("attention has q, k and v")
+    if takes_cuda(given, kernel):
+        return decodekernels.forward(given, *options)
     if takes_triton(q, v, kernel):
         return attentionkernels.forward(given, *options)
     with without_autocast(q.device.type):

@@ -45,14 +45,6 @@ class Tiles:
     stages: int  # tiles under way
 
 
-class Cut(NamedTuple):
-    """Launch numbers of a decode by cuda/decode.cu."""
-
-    keys: int  # of a part
-    warps: int  # of a block
-    resident: int  # blocks of a multiprocessor
-
-
 MAX_HEAD_DIM = 256
 TIMED_DIM = 128
 FLOAT32_BYTES = 4
@@ -197,8 +189,37 @@ def decode(item_bytes: int, dim: int, rows: int) -> Tiles:
     return Tiles(block_q, 64, 4, 3) if dim <= 128 else Tiles(block_q, 32, 4, 2)
 
 
-DECODE_DIMS = (64, 128, 256)  # head_dim of cuda/decode.cu
+# ---- cuda/decode.cu: a few queries of 16 bits
+
+
+class Cut(NamedTuple):
+    """Launch numbers of a decode by cuda/decode.cu."""
+
+    keys: int  # of a part
+    warps: int  # of a block
+    resident: int  # blocks of a multiprocessor
+
+
+DECODE_DIMS = (64, 128, 256)  # head_dim that it takes
 DECODE_ROWS = 8  # of queries that one of its products takes
+
+# By head_dim and products beside each other, then by the most keys; past the last, the last with so
+# many keys that there are no more than MAX_PARTS. Chosen by the clock on an H200 among parts of 128
+# to 4,096 keys and of the warps that registers hold, for 1, 8 and 64 sequences of 32 heads on 8:
+# few keys start on more multiprocessors, many write fewer states.
+_CUTS = {
+    (64, 1): ((8192, Cut(512, 4, 4)), (1 << 20, Cut(1024, 4, 4))),
+    (64, 2): ((8192, Cut(512, 4, 3)), (1 << 20, Cut(1024, 4, 3))),
+    (128, 1): (
+        (8192, Cut(256, 4, 3)),
+        (16384, Cut(512, 4, 3)),
+        (65536, Cut(1024, 6, 2)),
+        (131072, Cut(2048, 6, 2)),
+        (1 << 20, Cut(4096, 6, 2)),
+    ),
+    (128, 2): ((8192, Cut(512, 4, 2)), (1 << 20, Cut(2048, 4, 2))),
+    (256, 1): ((16384, Cut(512, 4, 2)), (1 << 20, Cut(1024, 4, 2))),
+}
 
 
 def decode_tiles(dim: int) -> int:
@@ -207,14 +228,16 @@ def decode_tiles(dim: int) -> int:
 
 
 def decode_cut(dim: int, rows: int, k_len: int) -> Cut:
-    """Launch numbers, by the number of keys and the shapes alone.
+    """Launch numbers of cuda/decode.cu, by the number of keys and the shapes alone.
 
     Args:
-        rows: queries of all heads that share keys.
+        dim: one of DECODE_DIMS.
+        rows: queries of all heads that share keys, up to DECODE_ROWS decode_tiles(dim).
+
+    >>> decode_cut(128, 4, 4096)
+    Cut(keys=256, warps=4, resident=3)
     """
-    keys = 256
-    while ceil_div(k_len, keys) > MAX_PARTS:
-        keys *= 2
-    if dim == 64 and rows <= DECODE_ROWS:
-        return Cut(keys, 8, 2)
-    return Cut(keys, 8, 1) if dim == 128 and rows <= DECODE_ROWS else Cut(keys, 4, 2)
+    cuts = _CUTS[dim, ceil_div(rows, DECODE_ROWS)]
+    cut = next((cut for limit, cut in cuts if k_len <= limit), cuts[-1][1])
+    least = ceil_div(k_len, MAX_PARTS)
+    return cut if cut.keys >= least else cut._replace(keys=next_power_of_two(least))

@@ -68,8 +68,10 @@ def attention(
         return_lse: return (out, lse).
         empty: what a query that sees no key gives. "zero": 0. "nan": NaN. In both, its lse is -inf
             and it has no gradient.
-        kernel: "triton" or "reference"; None: Triton on CUDA tensors of float16, bfloat16 and
-            float32 up to head_dim 256, else the reference.
+        kernel: "cuda", "triton" or "reference"; None: on CUDA tensors "cuda" for a few queries
+            over many keys where it takes them (float16, bfloat16; head_dim 64, 128 or 256; no bias
+            or mask; its gradient is Triton's), else Triton for float16, bfloat16 and float32 up to
+            head_dim 256, else the reference.
 
     Returns:
         out, of shape (batch, heads, q_len, value_dim), in q's dtype; under autocast in its dtype.

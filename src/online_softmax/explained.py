@@ -3,7 +3,17 @@ linear_cross_entropy and attention. Each function gives lines, the first with th
 
 from __future__ import annotations
 
-from online_softmax import attentionplan, catalogue, invariance, linearplan, rowchoice, rowplan
+import torch
+
+from online_softmax import (
+    attentionplan,
+    catalogue,
+    decodekernels,
+    invariance,
+    linearplan,
+    rowchoice,
+    rowplan,
+)
 from online_softmax import statskernels as stats
 from online_softmax.plan import Problem, ceil_div
 
@@ -94,7 +104,20 @@ def of_attention(
     if why:
         return [f"reference: the definition, tiles in PyTorch operations: {why}"]
     group = heads // kv_heads
-    if q_len <= attentionplan.MAX_DECODE_QUERIES:
+    shapes = (batch, heads, q_len, head_dim), (batch, kv_heads, k_len, head_dim)
+    if not (why_not := _not_by_cuda(problem, *shapes)):
+        cut = attentionplan.decode_cut(head_dim, q_len * group, k_len)
+        parts = ceil_div(k_len, cut.keys)
+        blocks = min(batch * kv_heads * parts, problem.multiprocessors * cut.resident)
+        lines = [
+            f"cuda, a decode by tensor cores: 16 keys a warp at a time, {cut.warps} warps a block: "
+            + _blocks(blocks, problem)
+        ]
+        lines.append(
+            f"  keys in {parts} parts of {cut.keys}, by their number alone: the same bits in any "
+            "batch; a second kernel merges their states"
+        )
+    elif q_len <= attentionplan.MAX_DECODE_QUERIES:
         tiles = attentionplan.decode(item, dim, q_len * group)
         keys = attentionplan.part_keys(k_len)
         parts = max(ceil_div(k_len, keys), 1)
@@ -109,6 +132,7 @@ def of_attention(
             )
         else:
             lines.append(f"  keys in one part: {k_len} are no more than {keys}")
+        lines.append(f"  not cuda: {why_not}")
     else:
         tiles = attentionplan.tiles("forward", arch, item, dim)
         programs = batch * heads * ceil_div(q_len, tiles.block_q)
@@ -124,6 +148,19 @@ def of_attention(
     if padding := dim - head_dim:
         lines.append(f"  head_dim {head_dim} is padded to {dim}: {padding} columns of zeros")
     return lines
+
+
+def _not_by_cuda(problem: Problem, q_shape: tuple[int, ...], k_shape: tuple[int, ...]) -> str:
+    """Why the CUDA kernel of few queries does not take it; "": it does."""
+    if missing := catalogue.lacks("cuda"):
+        return missing
+    dtype = getattr(torch, problem.dtype)
+    q, k = (torch.empty(shape, dtype=dtype, device="meta") for shape in (q_shape, k_shape))
+    plain = attentionplan.Options(0, 0, None, -1, -1, False, None, False)
+    why = decodekernels.of_device(problem.arch) + decodekernels.unfit(
+        q, k, k, None, None, None, plain
+    )
+    return "; ".join(why)
 
 
 def _words(t: attentionplan.Tiles) -> str:

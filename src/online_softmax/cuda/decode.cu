@@ -42,29 +42,27 @@ __global__ void __launch_bounds__(WARPS* WARP, RESIDENT)
   next.item = int(blockIdx.x);
   next.items = int(s.batch * s.heads * s.parts);
   next.enter(k, v, s);
+  Queries<DIM> queries[TILES];
   Keys<DIM> keys;
   Values<DIM> values;
+  if (next.is_there())
+#pragma unroll
+    for (int tile = 0; tile < TILES; ++tile) queries[tile].fetch(q, next.item, tile, s);
   keys.fetch(next, s);
   values.fetch(next, s);
   for (int item = int(blockIdx.x); item < next.items; item += int(gridDim.x)) {
     const int pair = item / int(s.parts), part = item - pair * int(s.parts);
     const int64_t batch = pair / int(s.heads), head = (pair - batch * s.heads) * s.group;
     States<DIM> states[TILES];
-    const X* q_rows[TILES];
 #pragma unroll
-    for (int tile = 0; tile < TILES; ++tile) {
-      states[tile].clear();
-      const int row = tile * TILE + g, query = row / int(s.group);
-      q_rows[tile] = q + batch * s.q_batch + (head + row - query * s.group) * s.q_head +
-                     query * s.q_row + 8 * c;
-    }
+    for (int tile = 0; tile < TILES; ++tile) states[tile].clear();
     while (next.item == item) {  // not at all where the warp has no keys of this part
       const int key = next.key + g;
       const bool is_whole = next.key >= whole.begin && next.key + STEP <= whole.end;
       float z[TILES][4];
 #pragma unroll
       for (int tile = 0; tile < TILES; ++tile) {
-        score<X, DIM>(keys, q_rows[tile], tile * TILE + g < rows, z[tile]);
+        score<X>(keys, queries[tile], z[tile]);
         if (!IS_PLAIN)
 #pragma unroll
           for (int i = 0; i < 4; ++i)
@@ -80,6 +78,9 @@ __global__ void __launch_bounds__(WARPS* WARP, RESIDENT)
           }
       }
       next.advance(k, v, s);
+      if (next.item != item && next.is_there())
+#pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) queries[tile].fetch(q, next.item, tile, s);
       keys.fetch(next, s);
 #pragma unroll
       for (int tile = 0; tile < TILES; ++tile)
@@ -117,18 +118,25 @@ __device__ __forceinline__ void put_four(Y* y, const float4_t& t) {
   put8<false>(y, pack_pair<Y>(t.x[0], t.x[1]), pack_pair<Y>(t.x[2], t.x[3]));
 }
 
+// kind: 1 float, 2 half_t, 3 bfloat16_t.
+__device__ __forceinline__ float sink_of(const void* sinks, int kind, int64_t head) {
+  if (kind == 1) return load(static_cast<const float*>(sinks) + head);
+  if (kind == 2) return load(static_cast<const half_t*>(sinks) + head);
+  return load(static_cast<const bfloat16_t*>(sinks) + head);
+}
+
 // The states of one row of queries over all parts, merged: PIECE dims of its output, divided, and its
 // lse. A block a piece; reads o once. Groups of lanes take the parts in turn; their sums are added in
 // the groups' order.
 template <typename Y, int DIM, int PIECE, int BLOCK>
 __global__ void __launch_bounds__(BLOCK)
     decode_merge(float* made,         // input, as Made has it
-                 const float* sinks,  // (heads), natural; with has_sinks
+                 const void* sinks,   // (heads), natural, of type sinks_kind
                  Y* out,              // (batch, heads, q_len, DIM) output, contiguous
                  float* lse_out,      // (batch, heads, q_len) output
                  float* m_out,        // the same, natural; with has_state
                  float* d_out,        // the same
-                 int64_t rows, int64_t heads, int64_t q_len, int64_t parts, int64_t has_sinks,
+                 int64_t rows, int64_t heads, int64_t q_len, int64_t parts, int64_t sinks_kind,
                  int64_t has_state, int64_t nan_empty) {
   constexpr int LANES = PIECE / 4, GROUPS = BLOCK / LANES, PIECES = DIM / PIECE;
   SHARED_ARRAY(float4_t, o_of, BLOCK);
@@ -160,8 +168,8 @@ __global__ void __launch_bounds__(BLOCK)
   }
   State all = s;
   float share = 1.0f;
-  if (has_sinks) {
-    const float sink = load(sinks + row / q_len % heads) * LOG2_E;
+  if (sinks_kind != 0) {
+    const float sink = sink_of(sinks, int(sinks_kind), row / q_len % heads) * LOG2_E;
     all.m = maximum(s.m, sink);
     share = exponential2(fall(s.m, all.m));
     all.d = fused(s.d, share, exponential2(fall(sink, all.m)));

@@ -91,7 +91,6 @@ __device__ __forceinline__ uint4 key_words(const X* x, bool is_there) {
 template <int DIM>
 struct Keys {
   uint4 of[2][DIM / 32];
-  __device__ __forceinline__ uint4 at(int i, int j) const { return of[i][j]; }
 
   template <typename X, int WARPS>
   __device__ __forceinline__ void fetch(const Place<X, WARPS>& at, const Shape& s) {
@@ -111,7 +110,6 @@ struct Keys {
 template <int DIM>
 struct Values {
   uint4 of[4][DIM / 64];
-  __device__ __forceinline__ uint4 at(int i, int j) const { return of[i][j]; }
 
   template <typename X, int WARPS>
   __device__ __forceinline__ void fetch(const Place<X, WARPS>& at, const Shape& s) {
@@ -127,17 +125,35 @@ struct Values {
   }
 };
 
-// Products of the warp's keys with TILE rows of queries: of keys g and g + 8, rows 2c and 2c + 1.
-template <typename X, int DIM, typename K>
-__device__ __forceinline__ void score(const K& keys, const X* q_row, bool is_row, float (&z)[4]) {
+// TILE rows of queries. The lane has of row g the dims from 8 c on, of each 32.
+template <int DIM>
+struct Queries {
+  uint4 of[DIM / 32];
+
+  template <typename X>
+  __device__ __forceinline__ void fetch(const X* q, int item, int tile, const Shape& s) {
+    const int pair = item / int(s.parts), row = tile * TILE + lane_id() / 4;
+    const int query = row / int(s.group);
+    const int64_t batch = pair / int(s.heads);
+    const int64_t head = (pair - batch * s.heads) * s.group + row - query * s.group;
+    const X* x = q + batch * s.q_batch + head * s.q_head + query * s.q_row + lane_id() % 4 * 8;
+#pragma unroll
+    for (int j = 0; j < DIM / 32; ++j)
+      of[j] = query < s.q_len ? fetch16<false>(reinterpret_cast<const uint4*>(x + 32 * j))
+                              : uint4{0, 0, 0, 0};
+  }
+};
+
+// Products of the warp's keys with the queries: of keys g and g + 8, rows 2c and 2c + 1.
+template <typename X, int DIM>
+__device__ __forceinline__ void score(const Keys<DIM>& keys, const Queries<DIM>& queries,
+                                      float (&z)[4]) {
   float more[4];  // two sums beside each other: half the wait
 #pragma unroll
   for (int i = 0; i < 4; ++i) z[i] = more[i] = 0.0f;
 #pragma unroll
   for (int j = 0; j < DIM / 32; ++j) {
-    uint4 q = {0, 0, 0, 0};
-    if (is_row) q = fetch16<false>(reinterpret_cast<const uint4*>(q_row + 32 * j));
-    const uint4 k = keys.at(0, j), k_8 = keys.at(1, j);
+    const uint4 &q = queries.of[j], &k = keys.of[0][j], &k_8 = keys.of[1][j];
     multiply<X>(z, {k.x, k_8.x, k.y, k_8.y}, q.x, q.y);
     multiply<X>(more, {k.z, k_8.z, k.w, k_8.w}, q.z, q.w);
   }
@@ -159,8 +175,9 @@ struct States {
   }
 
   // z times factor, above 0, is a score in base 2, -inf where a row does not see a key.
-  template <typename X, typename V>
-  __device__ __forceinline__ void absorb(const float (&z)[4], float factor, const V& values) {
+  template <typename X>
+  __device__ __forceinline__ void absorb(const float (&z)[4], float factor,
+                                         const Values<DIM>& values) {
     float w[2], p[4];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -176,13 +193,12 @@ struct States {
     const uint32_t b0 = transposed(pack_pair<X>(p[0], p[1]));
     const uint32_t b1 = transposed(pack_pair<X>(p[2], p[3]));
 #pragma unroll
-    for (int j = 0; j < DIM / 64; ++j) {
-      const uint4 held[4] = {values.at(0, j), values.at(1, j), values.at(2, j), values.at(3, j)};
+    for (int j = 0; j < DIM / 64; ++j)
 #pragma unroll
       for (int t = 0; t < 4; ++t) {
         uint32_t v[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) v[i] = word_of(held[i], t);
+        for (int i = 0; i < 4; ++i) v[i] = word_of(values.of[i][j], t);
 #pragma unroll
         for (int i = 0; i < 4; ++i) o[j][t][i] *= w[i % 2];
         multiply<X>(o[j][t],
@@ -190,7 +206,6 @@ struct States {
                      high_halves(v[2], v[3])},
                     b0, b1);
       }
-    }
   }
 };
 

@@ -16,17 +16,18 @@ from online_softmax.plan import WARP, ceil_div
 LOG2_E = 1 / math.log(2)
 
 FILE = "decode.cu"
-TILE = 8  # rows of queries that a product takes, as in the kernel
+TILE = plan.DECODE_ROWS
 # Parts, at most, that a block merges with all dims of a row; where there are more, it has PIECE of
 # them. Either way by the number of parts alone: a sum's order follows from it.
 FEW_PARTS, PIECE = 32, 32
+SINKS = {torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}  # as the kernel numbers them
 MOST_PIECE = 128  # dims of a warp's vectors
 MERGE_BLOCK = {True: 128, False: 256}  # threads, by whether they are few
 
 
-def memory(q: Tensor, parts: int, dim: int) -> int:
+def memory(q: Tensor, parts: int) -> int:
     """Float32 elements that the states (m, d, o) of all parts of q's rows take."""
-    return parts * (q.numel() // dim) * (dim + 2)
+    return parts * (q.numel() // q.shape[-1]) * (q.shape[-1] + 2)
 
 
 def parts(
@@ -76,7 +77,7 @@ def merge(
     Args:
         made: what `parts` gives.
         parts: of the keys.
-        sinks: (heads) float32, or None.
+        sinks: (heads) float32, float16 or bfloat16, contiguous, or None.
         out: (batch, heads, q_len, head_dim) contiguous, of any of the three types.
         lse, m, d: (batch, heads, q_len) float32, contiguous.
         nan_empty: out of a query that sees no key is NaN, else 0.
@@ -86,7 +87,8 @@ def merge(
     has_state = m is not None and d is not None
     tensors = (made, lse if sinks is None else sinks, out, lse)
     states = (m, d) if has_state else (lse, lse)
-    flags = int(sinks is not None), int(has_state), int(nan_empty)
+    kind = 0 if sinks is None else SINKS[sinks.dtype]
+    flags = kind, int(has_state), int(nan_empty)
     args = (*tensors, *states, rows, heads, q_len, parts, *flags)
     symbol, block, pieces = _merge_symbol(out.dtype, dim, parts)
     return Launch(FILE, symbol, args, rows * pieces, block, dependent=overlaps)
@@ -106,11 +108,12 @@ def _symbol(dtype: torch.dtype, dim: int, tiles: int, cut: Cut, is_plain: bool) 
 
 def instances() -> list[tuple[str, str]]:
     """Every (file, symbol): what a compile run compiles."""
-    found = []
+    found: dict[tuple[str, str], None] = {}
     for dtype, dim in itertools.product((torch.float16, torch.bfloat16), plan.DECODE_DIMS):
         for tiles, plain in itertools.product(range(1, plan.decode_tiles(dim) + 1), (True, False)):
-            cut = plan.decode_cut(dim, tiles * TILE, 1 << 20)
-            found.append((FILE, _symbol(dtype, dim, tiles, cut, plain)))
+            for k_len in (1 << power for power in range(21)):
+                cut = plan.decode_cut(dim, tiles * TILE, k_len)
+                found[FILE, _symbol(dtype, dim, tiles, cut, plain)] = None
         for of, count in itertools.product((dtype, torch.float32), (2, 2 * FEW_PARTS)):
-            found.append((FILE, _merge_symbol(of, dim, count)[0]))
-    return found
+            found[FILE, _merge_symbol(of, dim, count)[0]] = None
+    return list(found)
