@@ -108,7 +108,7 @@ def again_in_one(
             return None
         y = out
     else:
-        ((shape, stride, dtype, _),) = call.fresh
+        shape, stride, dtype, _ = call.fresh[0]
         if empty_strided is None or is_deterministic():
             y = torch.empty_strided(shape, stride, dtype=dtype, device=call.device)
         else:
@@ -116,7 +116,7 @@ def again_in_one(
     y_address = y.data_ptr()
     if y_address & PHASE != call.phase:
         return None
-    (start,), raw_stream = call.starts, call.raw_stream
+    start, raw_stream = call.starts[0], call.raw_stream
     if dy is None:
         start(raw_stream(index), (address, y_address))
     else:
