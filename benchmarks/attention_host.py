@@ -111,9 +111,10 @@ def pieces(q_len: int, k_len: int, device: str) -> dict[str, Call]:
     if known is None:
         raise SystemExit("nothing is kept here: this Triton's launcher is not known")
     call, addresses, _ = known
-    made = [torch.empty(shape, dtype=t, device=device) for shape, _, t, _ in call.fresh]
+    starts, fresh, _, _, _, index, _, _, raw_stream = call
+    made = [torch.empty(shape, dtype=t, device=device) for shape, _, t, _ in fresh]
     every = [*addresses, *(t.data_ptr() for t in made)]
-    stream = call.raw_stream(call.device_index)
+    stream = raw_stream(index)
     inputs = attention_launch.Inputs(*given)
     planned = attention_launch.forward(inputs, o, arch_of(q), False).launches[0]
     other = (Options(*o[:2], 0.5, *o[3:]), False, "")
@@ -124,7 +125,7 @@ def pieces(q_len: int, k_len: int, device: str) -> dict[str, Call]:
             given, (True, 0.5, *OPTIONS[2:]), (0, 0), False, None
         ),
         "  allocation and launch": lambda: keptcalls.start(known),
-        "    launch": lambda: call.starts[0](stream, every),
+        "    launch": lambda: starts[0](stream, every),
         "by Triton's own way: planning, allocation": lambda: attention_launch.forward(
             inputs, o, arch_of(q), False
         ),

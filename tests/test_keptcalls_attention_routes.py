@@ -162,7 +162,8 @@ def test_threads_do_not_meet(notes: Notes) -> None:
     )
     assert known is not None
     notes.started.clear()
-    fold, count = known[0].starts[0], len(known[0].fresh) + len(attentionkernels.INPUTS)
+    (fold, *_), fresh, *_ = known[0]
+    count = len(fresh) + len(attentionkernels.INPUTS)
     threads = [
         threading.Thread(target=fold, args=(number, Together([number * 100] * count)))
         for number in (1, 2)

@@ -6,16 +6,19 @@ kernels a call is a few launches in a row, nothing between them: see notedcalls.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from online_softmax import ceops, cereduce, notedcalls
+from online_softmax import ceops, cereduce, keptcalls, notedcalls
 from online_softmax.ceops import Options
 from online_softmax.cereduce import Reduction
+from online_softmax.keptcalls import Known
 from online_softmax.reference.ops import sum_dtype
 from online_softmax.rowops import is_batch, with_values
+
+REDUCED = "cross_entropy"  # what `reduced` is called among the calls that are kept
 
 
 class Reduced(NamedTuple):
@@ -25,6 +28,30 @@ class Reduced(NamedTuple):
     lse: Tensor  # target's shape
     kept: Tensor  # what rounding took from lse; or the gradient by x, of its shape
     total: Tensor | None  # 0-dim, of lse's dtype: what the gradient is still to be divided by
+
+
+def find(
+    x: Tensor, target: Tensor, weight: Tensor | None, dim: int, o: Any, r: tuple[Any, Any]
+) -> Known | None:
+    """A call of `reduced` like one that is kept, without `check` and by the planned kernel.
+
+    Args:
+        dim: counts as it did there.
+        o, r: equal to the options and the reduction there.
+    """
+    return keptcalls.find(REDUCED, (dim, o, r, ""), (x, target, weight))
+
+
+def again(known: Known, target: Tensor, is_mean: bool) -> Reduced | None:
+    """What `reduced` gives, by what `find` has found; None: it is to go the whole way."""
+    made = keptcalls.start(known)
+    return None if made is None else _of(made, target, is_mean)
+
+
+def _of(made: tuple[Tensor, ...], target: Tensor, is_mean: bool) -> Reduced:
+    loss, total, lse, rest = made
+    lse, rest = ceops.shaped(lse, target), ceops.shaped(rest, target)
+    return Reduced(loss, lse, rest, total if is_mean else None)
 
 
 def reduced(
@@ -54,10 +81,8 @@ def reduced(
         about = (flat, weight, x.shape[dim], o.ignore_index, r)
         return *cereduce.by_kernel(loss, *about), lse, rest
 
-    found = ceops.repeated("reduced", (dim, o, r, kernel), (x, target, weight), call)
-    loss, total, lse, rest = found
-    lse, rest = ceops.shaped(lse, target), ceops.shaped(rest, target)
-    return Reduced(loss, lse, rest, total if r.name == "mean" else None)
+    found = ceops.repeated(REDUCED, (dim, o, r, kernel), (x, target, weight), call)
+    return _of(found, target, r.name == "mean")
 
 
 def reduced_with_gradient(
@@ -107,8 +132,8 @@ def reduced_with_gradient(
             dx = x
         return loss, lse, dx, dx if total is None else total
 
-    options = dim, o, r, kernel, overwrite
-    loss, lse, dx, total = ceops.repeated("with_gradient", options, (x, target, weight), call)
+    options, given = (dim, o, r, kernel, overwrite), (x, target, weight)
+    loss, lse, dx, total = ceops.repeated("cross_entropy_with_gradient", options, given, call)
     if r.name == "none":
         loss = ceops.shaped(loss.to(r.dtype), target)
     is_left = r.name == "mean" and not is_divided
@@ -150,5 +175,5 @@ def rescale(
         return (moved * ratio.unsqueeze(-1)).to(made.dtype).movedim(-1, dim)
     is_last = dim % made.dim() == made.dim() - 1
     options = dim, ignore_index, in_place
-    (dx,) = ceops.repeated("rescale", options, (made, dloss, total, target), call)
+    (dx,) = ceops.repeated("cross_entropy_rescale", options, (made, dloss, total, target), call)
     return dx if dx.shape == made.shape else dx.reshape(made.shape)  # rows: a view of them

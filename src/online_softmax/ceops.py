@@ -100,7 +100,7 @@ def forward(
         runs, args = implementation(rows, o, kernel), (rows, target.reshape(-1), weight)
         return *runs.forward(*args, **o._asdict(), lse_rest=rest), rest
 
-    loss, lse, rest = repeated("forward", (dim, o, kernel), (x, target, weight), call)
+    loss, lse, rest = repeated("cross_entropy_rows", (dim, o, kernel), (x, target, weight), call)
     return shaped(loss, target), shaped(lse, target), shaped(rest, target)
 
 
@@ -132,7 +132,7 @@ def backward(
 
     in_batch = is_batch(dloss, dlse)
     given = (x, target, lse, lse_rest, weight, dloss, dlse)
-    (dx,) = call() if in_batch else repeated("backward", (dim, o), given, call)
+    (dx,) = call() if in_batch else repeated("cross_entropy_backward", (dim, o), given, call)
     return from_rows(dx, x, dim)
 
 

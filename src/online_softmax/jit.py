@@ -190,8 +190,9 @@ def starter(
         words = laid.words
         words[place] = addresses[number]
         words[other_place] = addresses[other]
-        for at, which in more:
-            words[at] = addresses[which]
+        if more:
+            for at, which in more:
+                words[at] = addresses[which]
         if laid.stream != stream:
             turn(driver, laid, stream)
         (status,) = launch(laid.config, function, laid.address, 0)

@@ -11,7 +11,6 @@ No tensor is held, and a kept call never changes: any number of threads may star
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,19 +33,19 @@ Start = Callable[[int, Sequence[int]], None]  # of a launch: the stream, all of 
 Places = list[tuple[int, int, int]]  # (which argument, number of the tensor, bytes from its first)
 
 
-@dataclass(frozen=True, slots=True)  # read faster than a NamedTuple
-class Call:
-    """A call that is kept. Its tensors have numbers: the given ones first, then its own."""
-
-    starts: tuple[Start, ...]
-    fresh: tuple[tuple[Any, ...], ...]  # its own memory: shape, strides, type, filling
-    phase: int  # of that
-    results: tuple[int | None, ...]  # what it gives back
-    device: torch.device
-    device_index: int
-    is_watched: Callable[[], bool] | None  # whether it goes the whole way for now
-    current_device: Callable[[], int]
-    raw_stream: Callable[[int], int]
+# A call that is kept: a plain tuple, since nothing is read faster. Its tensors have numbers: the
+# given ones first, then its own.
+Call = tuple[
+    tuple[Start, ...],  # of its launches, in order
+    tuple[tuple[Any, ...], ...],  # its own memory: shape, strides, type, filling
+    int,  # the phase of that
+    tuple[int | None, ...],  # what it gives back
+    torch.device,
+    int,  # its index
+    Callable[[], bool] | None,  # whether it goes the whole way for now
+    Callable[[], int],  # the current device
+    Callable[[int], int],  # the current stream of a device
+]
 
 
 class Launched(NamedTuple):
@@ -99,7 +98,7 @@ def again_in_one(
         return None
     if dy is not None and (not dy_address or dy.is_neg()):
         return None
-    index, current_device = call.device_index, call.current_device
+    starts, fresh, phase, _, device, index, _, current_device, raw_stream = call
     if current_device() != index:
         with torch.cuda.device(index):
             return again_in_one(what, options, x, out, dy)
@@ -108,19 +107,18 @@ def again_in_one(
             return None
         y = out
     else:
-        ((shape, stride, dtype, _),) = call.fresh
+        shape, stride, dtype, _ = fresh[0]
         if empty_strided is None or is_deterministic():
-            y = torch.empty_strided(shape, stride, dtype=dtype, device=call.device)
+            y = torch.empty_strided(shape, stride, dtype=dtype, device=device)
         else:
             y = empty_strided(shape, stride, dtype)
     y_address = y.data_ptr()
-    if y_address & PHASE != call.phase:
+    if y_address & PHASE != phase:
         return None
-    (start,), raw_stream = call.starts, call.raw_stream
     if dy is None:
-        start(raw_stream(index), (address, y_address))
+        starts[0](raw_stream(index), (address, y_address))
     else:
-        start(raw_stream(index), (address, dy_address, y_address))
+        starts[0](raw_stream(index), (address, dy_address, y_address))
     return y
 
 
@@ -165,17 +163,17 @@ def find(what: str, options: Hashable, given: Given) -> Known | None:
 def start(known: Known) -> Made | None:
     """What the call gives, by the launches that are kept; None: it is to go the whole way."""
     call, addresses, given = known
-    if call.is_watched is not None and call.is_watched():
+    starts, fresh, phase, results, device, index, is_watched, current_device, raw_stream = call
+    if is_watched is not None and is_watched():
         return None
-    index = call.device_index
-    if call.current_device() != index:
+    if current_device() != index:
         with torch.cuda.device(index):
             return start(known)
     make = None if is_deterministic() else empty_strided
     tensors, addresses, phases = [*given], addresses.copy(), 0
-    for shape, stride, dtype, filling in call.fresh:
+    for shape, stride, dtype, filling in fresh:
         if make is None:
-            t = torch.empty_strided(shape, stride, dtype=dtype, device=call.device)
+            t = torch.empty_strided(shape, stride, dtype=dtype, device=device)
         else:
             t = make(shape, stride, dtype)
         if filling is not None:
@@ -184,12 +182,12 @@ def start(known: Known) -> Made | None:
         phases |= address
         tensors.append(t)
         addresses.append(address)
-    if phases & PHASE != call.phase:
+    if phases & PHASE != phase:
         return None
-    stream = call.raw_stream(index)
-    for each in call.starts:
+    stream = raw_stream(index)
+    for each in starts:
         each(stream, addresses)
-    return tuple([None if i is None else tensors[i] for i in call.results])
+    return tuple([None if i is None else tensors[i] for i in results])
 
 
 def again(what: str, options: Hashable, given: Given) -> Made | None:
@@ -242,9 +240,9 @@ def keep(
     # As results of its own have them: along a dim of one element an `out` may have any stride.
     strides = [torch.empty(t.shape, device="meta").stride() for t, _ in own]
     fresh = [(tuple(t.shape), s, t.dtype, f) for (t, f), s in zip(own, strides, strict=True)]
-    given_back, index = tuple(numbers[id(t)] for t in results), lead.get_device()
-    made = tuple(starts), tuple(fresh), sum(phases), given_back, lead.device, index, is_watched
-    jit.keep(kept, name, Call(*made, jit.current_device, jit.raw_stream))
+    made = tuple(starts), tuple(fresh), sum(phases), tuple(numbers[id(t)] for t in results)
+    about = lead.device, lead.get_device(), is_watched, jit.current_device, jit.raw_stream
+    jit.keep(kept, name, (*made, *about))
 
 
 def _places(each: Launched, addresses: list[int], own: dict[int, int]) -> Places | None:

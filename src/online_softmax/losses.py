@@ -1,4 +1,8 @@
-"""The public losses: check the arguments once, then call the library."""
+"""The public losses: check the arguments once, then call the library.
+
+A call like one before, without the options that ask for another way, starts its kernels again at
+once.
+"""
 
 from __future__ import annotations
 
@@ -113,6 +117,19 @@ def cross_entropy(
         >>> cross_entropy(logits, torch.tensor([0, 1, 2]), reduction="none", return_lse=True)
         (tensor([0.4076, 0.0949, 1.0986]), tensor([2.4076, 3.0949, 2.0986]))
     """
+    if (
+        dim is None
+        and kernel is None
+        and type(ignore_index) is int
+        and type(label_smoothing) is float
+        and type(z_loss) is float
+        and (softcap is None or type(softcap) is float)
+        and type(scale) is float
+        and not (grad_in_forward or overwrite_logits or check_target)
+    ):
+        options = (ignore_index, label_smoothing, z_loss, softcap, scale)
+        if (known := library.loss_again(logits, target, weight, reduction, options)) is not None:
+            return known if return_lse else known[0]
     name = "cross_entropy"
     given = (logits, target) if weight is None else (logits, target, weight)
     if not all(isinstance(t, Tensor) for t in given) and has_torch_function(given):
@@ -140,7 +157,7 @@ def cross_entropy(
     is_classes = targets_are_classes(name, logits, target, axis)
     if weight is not None:
         check_weight(name, logits, weight, axis)
-    options = library.LossOptions(
+    checked = library.LossOptions(
         axis,
         check_ignore_index(name, ignore_index, is_classes),
         check_smoothing(name, label_smoothing),
@@ -159,7 +176,7 @@ def cross_entropy(
             target,
             weight,
             reduction,
-            options,
+            checked,
             bool(check_target),
             bool(grad_in_forward),
             bool(overwrite_logits),
@@ -168,5 +185,5 @@ def cross_entropy(
         )
         return (loss, lse) if return_lse else loss
     return library.of_probabilities(
-        logits, target, weight, reduction, options, forced, bool(return_lse)
+        logits, target, weight, reduction, checked, forced, bool(return_lse)
     )

@@ -160,10 +160,9 @@ def _pieces(x: Tensor) -> tuple[dict[str, Plain], dict[str, Plain]]:
     found = keptcalls.find("softmax", OPTIONS, (x,))
     if found is None:
         return parts, beside
-    call, addresses, _ = found
-    (start,), ((shape, stride, dtype, _),), index = call.starts, call.fresh, call.device_index
-    empty, current_device, raw_stream = keptcalls.empty_strided, jit.current_device, jit.raw_stream
-    addresses = [*addresses, y.data_ptr()]
+    call, given, _ = found
+    (start,), ((shape, stride, dtype, _),), _, _, _, index, _, current_device, raw_stream = call
+    empty, addresses = keptcalls.empty_strided, (*given, y.data_ptr())
 
     def launch() -> None:
         if current_device() == index:

@@ -14,6 +14,7 @@ from online_softmax.library.attention_routes import again as attention_again
 from online_softmax.library.attention_routes import attention
 from online_softmax.library.linear_routes import of_linear
 from online_softmax.library.loss_calculus import LossOptions
+from online_softmax.library.loss_routes import again as loss_again
 from online_softmax.library.loss_routes import of_classes, of_probabilities
 from online_softmax.library.merges import merge_pairs, merge_states
 from online_softmax.library.override import Override, override_torch
@@ -29,6 +30,7 @@ __all__ = [
     "attention",
     "attention_again",
     "logsumexp",
+    "loss_again",
     "merge_pairs",
     "merge_states",
     "of_classes",

@@ -14,6 +14,7 @@ from torch.autograd import Function
 
 from online_softmax import celoss, ceops
 from online_softmax.cereduce import Reduction
+from online_softmax.keptcalls import Known
 from online_softmax.library import loss_traced
 from online_softmax.library.eager import base_apply, renamed
 from online_softmax.library.loss_calculus import LossOptions
@@ -137,7 +138,12 @@ def transformed(*args: Any) -> Rows:
 # ---- the loss in one, for reverse mode alone
 
 
-class Recorded(Function):  # (x, target, weight, options, reduction, check, kernel) -> (loss, lse)
+class Recorded(Function):
+    """(x, target, weight, options, reduction, check, kernel, known) -> (loss, lse).
+
+    known: a call like one before, or None.
+    """
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -148,10 +154,12 @@ class Recorded(Function):  # (x, target, weight, options, reduction, check, kern
         r: Reduction,
         check: bool,
         kernel: str,
+        known: Known | None,
     ) -> tuple[Tensor, Tensor]:
-        loss, lse, rest, total = celoss.reduced(
-            x, target, weight, o.dim, o.of_row, r, check, kernel
-        )
+        made = None if known is None else celoss.again(known, target, r.name == "mean")
+        if made is None:
+            made = celoss.reduced(x, target, weight, o.dim, o.of_row, r, check, kernel)
+        loss, lse, rest, total = made
         ctx.options = o
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, target, lse, rest, weight, total)
@@ -160,13 +168,13 @@ class Recorded(Function):  # (x, target, weight, options, reduction, check, kern
     @staticmethod
     def backward(ctx: Any, dloss: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         if dloss is None and dlse is None:
-            return (None,) * 7
+            return (None,) * 8
         *saved, total = ctx.saved_tensors
         _, target, lse, *_ = saved
         if dloss is not None:
             dloss = dloss.to(lse.dtype) if total is None else torch.div(dloss, total)
             dloss = dloss if dloss.shape == target.shape else dloss.expand(target.shape)
-        return _enter_backward(dloss, dlse, *saved, ctx.options), *(None,) * 6
+        return _enter_backward(dloss, dlse, *saved, ctx.options), *(None,) * 7
 
 
 recorded = base_apply(renamed(Recorded, "OnlineSoftmax_cross_entropy"))

@@ -6,20 +6,69 @@ Probabilities as target take log_softmax, and torch's operations for the rest, a
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from online_softmax import celoss, cereduce
+from online_softmax import celoss, cereduce, keptcalls
 from online_softmax.catalogue import HALVES
 from online_softmax.cereduce import Reduction
 from online_softmax.library import loss_eager, loss_traced, routes
 from online_softmax.library.loss_calculus import LossOptions
-from online_softmax.library.private import functorch_active, is_forward_mode
+from online_softmax.library.private import (
+    dispatch_modes,
+    function_mode_count,
+    functorch_active,
+    is_forward_mode,
+)
 from online_softmax.lossarguments import check_can_overwrite
 from online_softmax.reference.cross_entropy import capped
 from online_softmax.reference.ops import is_autocast, result_dtype, sum_dtype
 
+_FLOAT32 = torch.float32
 _is_compiling = torch.compiler.is_compiling
+_is_dynamo_compiling = torch.compiler.is_dynamo_compiling
+_is_grad_enabled = torch.is_grad_enabled
+_is_autocast = torch.is_autocast_enabled
+
+
+def again(
+    x: Any, target: Any, weight: Any, reduction: Any, options: tuple[Any, ...]
+) -> tuple[Tensor, Tensor] | None:
+    """(loss, lse) of a call like one before; None: the call goes the whole way.
+
+    Asked before the arguments are checked: an equal call has passed the checks. Wherever another
+    route than a plain eager one may be right, the answer is None.
+
+    Args:
+        x, target, weight, reduction: what the user gave; classes along the dim that is torch's.
+        options: those of `LossOptions` after dim, numbers of the types there.
+    """
+    if (
+        # First: Dynamo sees nothing of what follows. Other tracing has modes, or tensors of a type.
+        _is_dynamo_compiling()
+        or not keptcalls.kept
+        or type(x) is not Tensor
+        or type(target) is not Tensor
+        or (weight is not None and (type(weight) is not Tensor or weight.requires_grad))
+        or dispatch_modes()
+        or function_mode_count()
+        or functorch_active()
+        or is_forward_mode()
+        or (x.dtype is not _FLOAT32 and _is_autocast("cuda"))
+    ):
+        return None
+    dim, r = 1 if x.dim() > 1 else 0, (reduction, x.dtype)
+    known = celoss.find(x, target, weight, dim, options, r)
+    if known is None:
+        return None
+    if x.requires_grad and _is_grad_enabled():
+        args = LossOptions(dim, *options), Reduction(*r), False, ""
+        recorded: tuple[Tensor, Tensor] = loss_eager.recorded(x, target, weight, *args, known)
+        return recorded
+    found = celoss.again(known, target, reduction == "mean")
+    return None if found is None else (found.loss, found.lse)
 
 
 def of_classes(
@@ -68,7 +117,7 @@ def of_classes(
         loss, lse, *_ = loss_eager.with_gradient(*args, *options)
         return loss, lse
     else:
-        reduced: tuple[Tensor, Tensor] = loss_eager.recorded(*args, o, r, check, kernel)
+        reduced: tuple[Tensor, Tensor] = loss_eager.recorded(*args, o, r, check, kernel, None)
         return reduced
     total = None
     if reduction == "mean":
