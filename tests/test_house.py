@@ -140,7 +140,8 @@ OWN = """
     library.private library.routes library.second library.stats library.stats_calculus
     library.stats_traced library.traced linear linearfast linearops linearparts linearplan
     lossarguments losses mergekernels merging nn plan reference.__init__ reference.attention
-    reference.cross_entropy reference.online reference.ops reference.outputs reference.packed
+    reference.attention_gradient reference.cross_entropy reference.online reference.ops
+    reference.outputs reference.packed
     reference.parts reference.shards ring rowcalls rowchoice rowkernels rowops rowplan rowtables
     shardkernels stats statskernels statsops
 """
