@@ -111,6 +111,7 @@ LEVELS = {
 }
 LEVELS |= {
     "attentionplan": 2,
+    "decodeplan": 2.5,
     "rowsweep": 2.5,
     "rowchoice": 2.5,
     "invariance": 3,
@@ -129,6 +130,7 @@ LEVELS |= {
     "shardkernels": 5.7,
     "statskernels": 5.6,
     "mergekernels": 5.6,
+    "decodekernels": 5.6,
     "explained": 5.9,
     "explanation": 6,
     "rowops": 6,

@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from attention_kit import CASES, INF, NAN, PLAIN, Inputs, inputs, upstream, wanted
-from online_softmax.attentionplan import Options
-from online_softmax.reference import attention, packed
+from online_softmax.attentionplan import Blocks, Options
+from online_softmax.reference import attention, attention_gradient, packed
 from online_softmax.reference.attention import visible
 from online_softmax.reference.packed import Packed
 
 close = torch.testing.assert_close
 
 
-@pytest.mark.parametrize("tile", [4, 128])
+@pytest.mark.parametrize("blocks", [None, Blocks(1, 1, 4, 4), Blocks(2, 2, 3, 5)])
 @pytest.mark.parametrize("name", CASES)
-def test_every_option(name: str, tile: int) -> None:
+def test_every_option(name: str, blocks: Blocks | None) -> None:
     o, shapes = CASES[name]
     given = inputs(**shapes)
     above = upstream(given)
     out, lse, gradients = wanted(given, o, *above)
-    got = attention.forward(*given, o, tile=tile)
+    got = attention.forward(*given, o, blocks=blocks)
     close(got.out, out, equal_nan=True)
     close(got.lse, lse)
-    found = attention.backward(*above, *given, got.out, got.lse, o, tile=tile)
+    found = attention_gradient.backward(*above, *given, got.out, got.lse, o, blocks=blocks)
     close([t for t in found if t is not None], gradients)
-    without = attention.backward(above.dout, None, *given, got.out, got.lse, o, tile=tile)
+    without = attention_gradient.backward(
+        above.dout, None, *given, got.out, got.lse, o, blocks=blocks
+    )
     close([t for t in without if t is not None], wanted(given, o, above.dout, None)[2])
 
 
@@ -44,7 +49,9 @@ def test_dtypes(dtype: torch.dtype) -> None:
     half = 0.0 if dtype == torch.float32 else torch.finfo(dtype).eps / 2
     close(got.out.double(), out, rtol=1e-5 + half, atol=1e-5)
     close(got.lse.double(), lse, rtol=1e-5, atol=1e-5)
-    found = [t for t in attention.backward(*above, *given, got.out, got.lse, o) if t is not None]
+    found = [
+        t for t in attention_gradient.backward(*above, *given, got.out, got.lse, o) if t is not None
+    ]
     for one, want, of in zip(found, gradients, given.floats(), strict=True):
         assert one.dtype == of.dtype
         close(one.double(), want, rtol=1e-4 + 2 * half, atol=1e-5 + 4 * half)
@@ -53,7 +60,7 @@ def test_dtypes(dtype: torch.dtype) -> None:
 def test_a_state_is_kept_beside_the_output() -> None:
     o, shapes = CASES["all"]
     given = inputs(**shapes).cast(torch.float16)
-    got = attention.forward(*given, o, keeps_float=True, tile=4)
+    got = attention.forward(*given, o, keeps_float=True, blocks=Blocks(1, 1, 4, 4))
     assert got.out.dtype == torch.float32
     close(got.m + got.d.log(), got.lse)
     none = attention.forward(*given._replace(sinks=None), o)
@@ -68,11 +75,55 @@ def test_rows_without_a_key_have_no_gradient() -> None:  # S31
     out, lse = attention.forward(*given, PLAIN)[:2]
     assert (lse[:, :, 1] == -INF).all()
     assert not out[:, :, 1].any()
-    clean = attention.backward(*above, *given, out, lse, PLAIN)
+    clean = attention_gradient.backward(*above, *given, out, lse, PLAIN)
     above.dout[:, :, 1], above.dlse[:, :, 1] = NAN, NAN
-    for got, want in zip(attention.backward(*above, *given, out, lse, PLAIN), clean, strict=True):
+    for got, want in zip(
+        attention_gradient.backward(*above, *given, out, lse, PLAIN), clean, strict=True
+    ):
         assert got is want or torch.equal(got, want)
     assert not clean.q[:, :, 1].any()
+
+
+def test_a_row_of_nan_says_nothing_of_keys_that_it_does_not_see() -> None:
+    """In one tile with them, by place and by a mask."""
+    plain = inputs(q_len=6, k_len=6)
+    mask = torch.ones(6, 6, dtype=torch.bool).tril()[None, None]
+    for o, given in ((PLAIN._replace(right=0), plain), (PLAIN, plain._replace(mask=mask))):
+        above = upstream(given)
+        spoilt = given._replace(q=given.q.clone())
+        spoilt.q[:, :, 2] = NAN
+        clean, got = (
+            attention_gradient.backward(*above, *t, *attention.forward(*t, o)[:2], o)
+            for t in (given, spoilt)
+        )
+        assert got.v[:, :, :3].isnan().all()
+        close(got.v[:, :, 3:], clean.v[:, :, 3:])
+        assert got.q[:, :, 2].isnan().all()
+        close(got.q[:, :, [0, 1, 3, 4, 5]], clean.q[:, :, [0, 1, 3, 4, 5]])
+
+
+class Largest(TorchDispatchMode):
+    """Keeps the number of elements of the largest tensor that an operation gave."""
+
+    found = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            self.found = max(self.found, result.numel())
+        return result
+
+
+def test_scores_are_never_whole() -> None:
+    """2,048 by 2,048 of them: 4,194,304. A tile has 256 by 512."""
+    given = inputs(batch=1, heads=1, kv_heads=1, q_len=2048, k_len=2048, dim=16)
+    above = upstream(given)
+    with Largest() as largest:
+        got = attention.forward(*given, PLAIN)
+        attention_gradient.backward(*above, *given, *got[:2], PLAIN)
+    assert largest.found == 256 * 512
 
 
 def test_infinite_and_missing_values_stay_in_their_row() -> None:
@@ -82,7 +133,7 @@ def test_infinite_and_missing_values_stay_in_their_row() -> None:
     given.q[0, 0, 2, 0] = INF
     given.k[0, 0, :, 0] = 1.0
     given.k[0, 0, 3, 0] = -1.0
-    got = attention.forward(*given, PLAIN, tile=2)
+    got = attention.forward(*given, PLAIN, blocks=Blocks(1, 1, 3, 2))
     assert got.out[0, 0, 1:3].isnan().all()
     assert got.lse[0, 0].isnan().tolist() == [False, True, False, False]
     assert got.lse[0, 0, 2] == INF
@@ -98,7 +149,7 @@ def test_scores_far_below_every_stand_in_for_infinity() -> None:  # S30
     given = Inputs(q, k, torch.randn(1, 1, 6, 128, dtype=torch.double)).cast(torch.float32)
     assert float((given.q @ given.k.mT).max()) < -5e4
     out, lse, _ = wanted(given, PLAIN, torch.zeros(1, 1, 1, 128), None)
-    got = attention.forward(*given, PLAIN, tile=2)
+    got = attention.forward(*given, PLAIN, blocks=Blocks(1, 1, 3, 2))
     assert (out.abs() > 1e-3).any()
     close(got.out.double(), out, rtol=1e-2, atol=1e-2)
     close(got.lse.double(), lse, rtol=1e-6, atol=0)
@@ -108,10 +159,11 @@ def test_scores_far_below_every_stand_in_for_infinity() -> None:  # S30
 def test_causal_alignment(lengths: tuple[int, int]) -> None:  # S32
     q_len, k_len = lengths
     corner = PLAIN._replace(right=0)
-    seen = visible(q_len, k_len, slice(0, k_len), corner, torch.device("cpu"))
+    queries, keys = slice(0, q_len), slice(0, k_len)
+    seen = visible(queries, keys, q_len, k_len, corner, torch.device("cpu"))
     i, j = torch.arange(q_len).unsqueeze(1), torch.arange(k_len)
     assert torch.equal(seen, j <= i + k_len - q_len)
-    top = visible(q_len, k_len, slice(0, k_len), corner._replace(top_left=True), seen.device)
+    top = visible(queries, keys, q_len, k_len, corner._replace(top_left=True), seen.device)
     assert torch.equal(top, j <= i)
     given = inputs(q_len=q_len, k_len=k_len)
     out, lse = attention.forward(*given, corner)[:2]

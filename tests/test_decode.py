@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attention_kit import INF, NAN, PLAIN, Inputs, inputs, written_out
-from online_softmax import attention, attention_state, attentionplan, catalogue, decodekernels
+from online_softmax import attention, attention_state, attentionplan, decodekernels, decodeplan
 from online_softmax.attentionplan import Options
 from online_softmax.cuda import launch
 from rows_kit import DEVICES, gpu
@@ -26,11 +26,9 @@ EPSILON = {F16: 2.0**-10, BF16: 2.0**-7}
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short parts, and few blocks, each of which has several parts."""
-    planned = attentionplan.decode_cut
-    monkeypatch.setattr(
-        attentionplan, "decode_cut", lambda *sizes: planned(*sizes)._replace(keys=KEYS)
-    )
-    monkeypatch.setattr(catalogue, "multiprocessors_of", lambda x: 2)
+    planned = decodeplan.cut
+    monkeypatch.setattr(decodeplan, "cut", lambda *sizes: planned(*sizes)._replace(keys=KEYS))
+    monkeypatch.setattr(decodekernels, "multiprocessors_of", lambda x: 2)
 
 
 def run(given: Inputs, o: Options = PLAIN, with_state: bool = False) -> tuple[Tensor, ...]:
@@ -136,7 +134,7 @@ def test_bits_follow_from_the_sequence(device: str, monkeypatch: pytest.MonkeyPa
     want = run(given, o, with_state=True)
     close(run(given, o, with_state=True), want, rtol=0, atol=0)
     for count in (1, 3, 50):
-        monkeypatch.setattr(catalogue, "multiprocessors_of", lambda x, count=count: count)
+        monkeypatch.setattr(decodekernels, "multiprocessors_of", lambda x, count=count: count)
         for i in range(3):
             alone = Inputs(*(t[i : i + 1].clone() for t in given[:3]))
             close(run(alone, o, True), tuple(t[i : i + 1] for t in want), rtol=0, atol=0)
@@ -219,13 +217,13 @@ def test_by_name_on_a_cpu() -> None:
         attention(*given[:3], kernel="cuda")
 
 
-@pytest.mark.parametrize("dim", attentionplan.DECODE_DIMS)
+@pytest.mark.parametrize("dim", decodeplan.DIMS)
 def test_the_plan(dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts follow from the number of keys, are whole steps, and never too many."""
     monkeypatch.undo()
-    for rows in (1, 8, 16)[: 1 + attentionplan.decode_tiles(dim)]:
+    for rows in (1, 8, 16)[: 1 + decodeplan.tiles(dim)]:
         for k_len in (1, 256, 4096, 4097, 65_536, 524_288, 1 << 20, 10_000_000):
-            cut = attentionplan.decode_cut(dim, rows, k_len)
+            cut = decodeplan.cut(dim, rows, k_len)
             assert cut.keys % 16 == 0
             assert cut.keys * attentionplan.MAX_PARTS >= k_len
             assert cut.warps * cut.resident * 32 * 128 <= 65_536

@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 import torch
 
-from online_softmax import attentionplan, catalogue, explain, explanation, linearplan, rowchoice
+from online_softmax import (
+    attentionplan,
+    catalogue,
+    decodekernels,
+    decodeplan,
+    explain,
+    explanation,
+    linearplan,
+    rowchoice,
+)
 from online_softmax.cuda import tokenstats_launch
 from online_softmax.plan import Problem
 
@@ -83,9 +92,9 @@ def test_a_decode(k_len: int) -> None:
     """As many blocks and parts as the launch has."""
     launch = pytest.importorskip("online_softmax.triton.attention_launch")
     sizes = {"batch": 3, "heads": 8, "kv_heads": 2, "head_dim": 64}
-    found = lines(1, k_len, "bfloat16", op="attention", **sizes)
-    q = torch.empty(3, 8, 1, 64, dtype=torch.bfloat16, device="meta")
-    k = torch.empty(3, 2, k_len, 64, dtype=torch.bfloat16, device="meta")
+    found = lines(1, k_len, "float32", op="attention", **sizes)
+    q = torch.empty(3, 8, 1, 64, device="meta")
+    k = torch.empty(3, 2, k_len, 64, device="meta")
     given = launch.Inputs(q, k, k, None, None, None, None, None)
     o = attentionplan.Options(0, 0, None, -1, -1, False, None, False)
     first = launch.forward(given, o, "sm_90a", False).launches[0]
@@ -94,6 +103,28 @@ def test_a_decode(k_len: int) -> None:
     assert f": {first.programs} blocks for" in found[0]
     parts = first.arguments["parts"]
     assert found[1].startswith(f"  keys in {parts if parts > 1 else 'one'} part")
+    assert found[2] == "  not cuda: it takes float16 and bfloat16; this is torch.float32" + (
+        "; 200 keys are one part: nothing to merge" if k_len == 200 else ""
+    )
+
+
+@needs_cuda_bindings
+@needs_triton
+@pytest.mark.parametrize("q_len", [1, 4])
+def test_a_decode_of_16_bits(q_len: int) -> None:
+    """By cuda/decode.cu: as many blocks and parts as the launches have."""
+    sizes = {"batch": 3, "heads": 8, "kv_heads": 2, "head_dim": 64}
+    found = lines(q_len, 65_536, "bfloat16", op="attention", **sizes)
+    q = torch.empty(3, 8, q_len, 64, dtype=torch.bfloat16)
+    k = torch.empty(3, 2, 65_536, 64, dtype=torch.bfloat16)
+    o = attentionplan.Options(0, 0, None, -1, -1, False, None, False)
+    given = (q, k, k, *[None] * 5)
+    _, work = decodekernels.launches(given, o, False, lambda s, t, _: torch.empty(s, dtype=t))
+    assert f"{work[0].block // 32} warps a block: {work[0].grid} blocks for 132" in found[0]
+    parts = -(-65_536 // decodeplan.cut(64, 4 * q_len, 65_536).keys)
+    assert found[1].startswith(f"  keys in {parts} parts of ")
+    why = lines(q_len, 65_536, "bfloat16", "sm_75", op="attention", **sizes)
+    assert any("not cuda: it takes sm_80 or later; this is sm_75" in line for line in why)
 
 
 @pytest.mark.parametrize("op", explanation.OPERATIONS)

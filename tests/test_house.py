@@ -88,7 +88,7 @@ def test_imports_point_down():
     paths = [(path.relative_to(PACKAGE).as_posix(), path) for path in PACKAGE.rglob("*.py")]
     assert {path: wrong for path, p in paths if (wrong := upward(path, p.read_text()))} == {}
     decisions = ("arches", "plan", "ring", "rowtables", "rowplan", "outerplan")
-    decisions += ("rowchoice", "rowsweep", "attentionplan")
+    decisions += ("rowchoice", "rowsweep", "attentionplan", "decodeplan")
     for file in decisions:  # the standard library alone, and each other
         for name in imported((PACKAGE / f"{file}.py").read_text()):
             top, _, rest = name.partition(".")
@@ -133,16 +133,17 @@ print(json.dumps(new))
 OWN = """
     __init__ api arches arguments attentionarguments attentionkernels attentionops
     attentionplan attentions catalogue ceblocks cekernels celoss ceops cereduce cuda.__init__
-    cuda.launch explained explanation invariance keptcalls library.__init__ library.attention
+    cuda.launch decodekernels decodeplan explained explanation invariance keptcalls
+    library.__init__ library.attention
     library.attention_routes library.attention_second library.calculus library.eager
     library.linear_routes library.linear_traced library.loss_calculus library.loss_eager
     library.loss_routes library.loss_traced library.merges library.operations library.override
     library.private library.routes library.second library.stats library.stats_calculus
     library.stats_traced library.traced linear linearfast linearops linearparts linearplan
     lossarguments losses mergekernels merging nn notedcalls plan reference.__init__
-    reference.attention reference.cross_entropy reference.online reference.ops reference.outputs
-    reference.packed reference.parts reference.shards ring rowchoice rowkernels rowops rowplan
-    rowtables shardkernels stats statskernels statsops
+    reference.attention reference.attention_gradient reference.cross_entropy reference.online
+    reference.ops reference.outputs reference.packed reference.parts reference.shards ring rowchoice
+    rowkernels rowops rowplan rowtables shardkernels stats statskernels statsops
 """
 
 
@@ -200,7 +201,7 @@ def test_device_code_knows_no_framework():
 
 
 def test_ptx_stands_beside_its_host_twin():
-    beside = ("memory", "fold", "online", "words", "exchange")
+    beside = ("memory", "fold", "online", "words", "exchange", "mma")
     allowed = (*(f"cuda/{name}.cuh" for name in beside), "cuda/rows.cuh", "cuda/host/")
     assert elsewhere(hits(ptx, *C_SUFFIXES), *allowed) == {}
 

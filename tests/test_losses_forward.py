@@ -8,6 +8,7 @@ from torch import Tensor
 
 from losses_kit import IGNORED, example
 from online_softmax import cross_entropy
+from rows_kit import GPU
 
 close = torch.testing.assert_close
 
@@ -60,7 +61,7 @@ def test_gradient_in_forward_keeps_no_logits() -> None:
         assert sizes.count(x.numel()) == count
 
 
-@pytest.mark.parametrize("place", [pytest.param("cuda", marks=pytest.mark.gpu), "cpu"])
+@pytest.mark.parametrize("place", [pytest.param("cuda", marks=GPU), "cpu"])
 @pytest.mark.parametrize("dim", [-1, 1])
 def test_the_last_backward_gives_away_what_was_made(place: str, dim: int) -> None:
     """And no other: a gradient that retain_graph gave stays as it is."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ce_kit import IGNORED, INF, VARIANTS, arguments, close, expected, needs_compiler
-from online_softmax import shardkernels
+from online_softmax import linearplan, shardkernels
 from online_softmax.cuda import crossentropy_launch
 from online_softmax.cuda.crossentropy_launch import Options
 from online_softmax.reference import shards
@@ -76,6 +76,33 @@ def test_shards_agree_with_float64(module: ModuleType, variant: str) -> None:
             want = want_dx[:, part] * dloss[:, None]
             floor = 2.0**-25 if dtype == torch.float16 else 0.0  # half the spacing near zero
             close(dx, want, 1e-6 + floor, 2.0**-18)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_rows_in_blocks_are_rows(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reference on a CPU: 6 rows as 4 and 2, in a shard of two."""
+    torch.manual_seed(3)
+    options = arguments(variant, 60)
+    weight = options.pop("weight", None)
+    x, target = problem(60)
+    z, shard = split(x, (20, 40))[1]
+    lse, rest = x.logsumexp(1), torch.randn(6) * 1e-8
+    dloss, dlse = torch.randn(2, 6)
+
+    def run() -> tuple[Tensor, Tensor]:
+        above = {"lse_rest": rest, "dlse": dlse, **options}
+        dx = shards.backward(dloss, z, target, lse, weight, shard, **above)
+        return shards.fold(z, target, weight, shard, **options), dx
+
+    whole = run()
+    monkeypatch.setattr(linearplan, "CPU_NUMBERS", 160)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    sizes: list[int] = []
+    rows = shards._gradient
+    monkeypatch.setattr(shards, "_gradient", lambda *a: sizes.append(len(a[1])) or rows(*a))
+    for got, want in zip(run(), whole, strict=True):
+        assert torch.equal(got, want)
+    assert sizes == [4, 2]
 
 
 @BOTH

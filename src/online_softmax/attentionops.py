@@ -15,7 +15,7 @@ from torch import Tensor
 from online_softmax import attentionkernels, catalogue, decodekernels, keptcalls
 from online_softmax.attentionplan import MAX_HEAD_DIM, Options
 from online_softmax.reference import attention as reference
-from online_softmax.reference import packed
+from online_softmax.reference import attention_gradient, packed
 from online_softmax.reference.online import STATE_DTYPE
 from online_softmax.reference.outputs import without_autocast
 from online_softmax.reference.packed import Packed
@@ -141,7 +141,7 @@ def backward(
                     found = packed.backward(dout, dlse, q, k, v, sinks, lens, out, lse, o)
                 else:
                     rest = bias, mask, sinks, out, lse, o
-                    found = reference.backward(dout, dlse, q, k, v, *rest)
+                    found = attention_gradient.backward(dout, dlse, q, k, v, *rest)
             return tuple(
                 t.contiguous() if t is not None and is_wanted else None
                 for t, is_wanted in zip(found, wanted, strict=True)

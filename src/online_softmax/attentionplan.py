@@ -34,6 +34,28 @@ class Options(NamedTuple):
     def diagonal(self, q_len: int, k_len: int) -> int:
         return 0 if self.top_left else k_len - q_len
 
+    def seen(self, queries: slice, q_len: int, k_len: int) -> range:
+        """The keys, of k_len in all, that at least one of these queries of q_len sees by its place.
+
+        >>> Options(0, 0, None, 2, 0, False, None, False).seen(slice(4, 6), 8, 8)
+        range(2, 6)
+        """
+        ahead = self.diagonal(q_len, k_len)
+        first = 0 if self.left < 0 else max(queries.start + ahead - self.left, 0)
+        stop = k_len if self.right < 0 else min(queries.stop + ahead + self.right, k_len)
+        return range(first, max(stop, first))
+
+    def sees_all(self, queries: slice, keys: slice, q_len: int, k_len: int) -> bool:
+        """Whether each of these queries sees each of these keys by its place.
+
+        >>> Options(0, 0, None, -1, 0, False, None, False).sees_all(slice(4, 6), slice(0, 5), 8, 8)
+        True
+        """
+        ahead = self.diagonal(q_len, k_len)
+        first, last = queries.start + ahead, queries.stop - 1 + ahead
+        is_within = self.left < 0 or keys.start >= last - self.left
+        return is_within and (self.right < 0 or keys.stop - 1 <= first + self.right)
+
 
 @dataclass(frozen=True)
 class Tiles:
@@ -43,6 +65,60 @@ class Tiles:
     block_k: int  # keys
     warps: int
     stages: int  # tiles under way
+
+
+class Blocks(NamedTuple):
+    """How the reference cuts a call: a block owns queries of some heads and walks over their keys.
+
+    Part of a batch comes with all its heads, or one of a batch with some.
+    """
+
+    batch: int  # of a block
+    kv_heads: int  # of a block, each with the heads that share it
+    queries: int  # of a block, in each head
+    keys: int  # of a tile
+
+
+# Rows of a head and keys whose scores in float32, 512 KiB, stay in a core's cache, and how many
+# such heads a thread has at a time. For 8 heads of 1,024 tokens and 64 dims and of 2,048 and 128,
+# causal or not, on one core of an AMD EPYC with 1 MiB a forward took with these the least time or
+# at most 6 % more, of 128 to 512 rows, 256 to 1,024 keys and 1 to 8 heads.
+_CPU_QUERIES, _CPU_KEYS, _CPU_HEADS = 256, 512, 2
+# Fewer queries have longer tiles, which keeps Python's part small, up to so many keys, and up to so
+# many numbers of k a thread: 4,096 keys of one head of 128 dims. With four times as many a decode
+# of bfloat16, whose tiles are widened, took up to twice as long there.
+_CPU_MOST_KEYS, _CPU_MOST_NUMBERS = 4096, 1 << 19
+_KEYS = 128  # of a tile elsewhere, with all queries of all heads, so that there are few launches
+
+
+def blocks(
+    lengths: tuple[int, int, int, int], group: int, dim: int, threads: int, is_cpu: bool = True
+) -> Blocks:
+    """How the reference cuts a call. Tiles of keys do not depend on the batch nor on the threads.
+
+    Args:
+        lengths: batch, kv_heads, q_len and k_len.
+        group: heads that share keys.
+        dim: the larger of head_dim and value_dim.
+        threads: those that share the work on a tile.
+
+    >>> blocks((1, 8, 2048, 2048), 1, 128, 1)
+    Blocks(batch=1, kv_heads=2, queries=256, keys=512)
+    >>> blocks((64, 8, 1, 65536), 4, 128, 2)
+    Blocks(batch=1, kv_heads=2, queries=1, keys=4096)
+    >>> blocks((64, 8, 64, 64), 1, 64, 1)
+    Blocks(batch=8, kv_heads=8, queries=64, keys=2048)
+    """
+    batch, kv_heads, q_len, k_len = (max(n, 1) for n in lengths)
+    if not is_cpu:
+        return Blocks(batch, kv_heads, q_len, _KEYS)
+    queries = min(q_len, max(_CPU_QUERIES // group, 1))
+    scores, rows = _CPU_QUERIES * _CPU_KEYS, queries * group
+    keys = min(max(scores // rows, _CPU_KEYS), _CPU_MOST_KEYS)
+    held = min(keys, k_len)
+    heads = min(_CPU_HEADS * scores // rows, _CPU_MOST_NUMBERS // dim) * threads // held
+    heads = max(heads, 1)
+    return Blocks(max(min(heads // kv_heads, batch), 1), min(heads, kv_heads), queries, keys)
 
 
 MAX_HEAD_DIM = 256
@@ -187,57 +263,3 @@ def decode(item_bytes: int, dim: int, rows: int) -> Tiles:
     if item_bytes == FLOAT32_BYTES:
         return Tiles(min(block_q, 32), 32 if dim <= 128 else 16, 8, 1)
     return Tiles(block_q, 64, 4, 3) if dim <= 128 else Tiles(block_q, 32, 4, 2)
-
-
-# ---- cuda/decode.cu: a few queries of 16 bits
-
-
-class Cut(NamedTuple):
-    """Launch numbers of a decode by cuda/decode.cu."""
-
-    keys: int  # of a part
-    warps: int  # of a block
-    resident: int  # blocks of a multiprocessor
-
-
-DECODE_DIMS = (64, 128, 256)  # head_dim that it takes
-DECODE_ROWS = 8  # of queries that one of its products takes
-
-# By head_dim and products beside each other, then by the most keys; past the last, the last with so
-# many keys that there are no more than MAX_PARTS. Chosen by the clock on an H200 among parts of 128
-# to 4,096 keys and of the warps that registers hold, for 1, 8 and 64 sequences of 32 heads on 8:
-# few keys start on more multiprocessors, many write fewer states.
-_CUTS = {
-    (64, 1): ((8192, Cut(512, 4, 4)), (1 << 20, Cut(1024, 4, 4))),
-    (64, 2): ((8192, Cut(512, 4, 3)), (1 << 20, Cut(1024, 4, 3))),
-    (128, 1): (
-        (8192, Cut(256, 4, 3)),
-        (16384, Cut(512, 4, 3)),
-        (65536, Cut(1024, 6, 2)),
-        (131072, Cut(2048, 6, 2)),
-        (1 << 20, Cut(4096, 6, 2)),
-    ),
-    (128, 2): ((8192, Cut(512, 4, 2)), (1 << 20, Cut(2048, 4, 2))),
-    (256, 1): ((16384, Cut(512, 4, 2)), (1 << 20, Cut(1024, 4, 2))),
-}
-
-
-def decode_tiles(dim: int) -> int:
-    """Products beside each other, at most: as many as registers hold."""
-    return 2 if dim <= TIMED_DIM else 1
-
-
-def decode_cut(dim: int, rows: int, k_len: int) -> Cut:
-    """Launch numbers of cuda/decode.cu, by the number of keys and the shapes alone.
-
-    Args:
-        dim: one of DECODE_DIMS.
-        rows: queries of all heads that share keys, up to DECODE_ROWS decode_tiles(dim).
-
-    >>> decode_cut(128, 4, 4096)
-    Cut(keys=256, warps=4, resident=3)
-    """
-    cuts = _CUTS[dim, ceil_div(rows, DECODE_ROWS)]
-    cut = next((cut for limit, cut in cuts if k_len <= limit), cuts[-1][1])
-    least = ceil_div(k_len, MAX_PARTS)
-    return cut if cut.keys >= least else cut._replace(keys=next_power_of_two(least))

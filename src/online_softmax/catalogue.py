@@ -195,13 +195,6 @@ def arch_of(x: Tensor) -> str:
     return _device_facts(x.device.index)[0] if x.is_cuda else plan.DEFAULT_ARCH
 
 
-def multiprocessors_of(x: Tensor) -> int:
-    """Of a tensor's device; off CUDA, those of the default architecture's."""
-    if x.is_cuda:
-        return _device_facts(x.device.index)[1]
-    return _arch_facts(plan.DEFAULT_ARCH).sm_count
-
-
 @functools.cache
 def _arch_facts(arch: str) -> Arch:
     return Problem(0, 0, arch=arch).facts

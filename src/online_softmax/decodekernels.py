@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from online_softmax import attentionkernels, catalogue, notedcalls, rowkernels
-from online_softmax import attentionplan as plan
-from online_softmax.attentionplan import Options
+from online_softmax import decodeplan as plan
+from online_softmax.attentionplan import Options, has_dependent_launch
 from online_softmax.cuda.launch import Launch
 from online_softmax.keptcalls import Given, Made
 from online_softmax.plan import MAX_GRID, VECTOR_BYTES, ceil_div
@@ -60,17 +60,17 @@ def unfit(
     if q.dtype not in catalogue.HALVES:
         why.append(f"it takes float16 and bfloat16; this is {q.dtype}")
     dim = q.shape[-1]
-    if dim not in plan.DECODE_DIMS or v.shape[-1] != dim:
-        dims = ", ".join(map(str, plan.DECODE_DIMS))
+    if dim not in plan.DIMS or v.shape[-1] != dim:
+        dims = ", ".join(map(str, plan.DIMS))
         why.append(f"it takes a head_dim of {dims} for keys and values; this has {dim}, "
                    f"{v.shape[-1]}")  # fmt: skip
         return why
     (batch, heads, q_len, _), (kv_heads, k_len) = q.shape, k.shape[1:3]
-    rows, most = heads // max(kv_heads, 1) * q_len, plan.DECODE_ROWS * plan.decode_tiles(dim)
+    rows, most = heads // max(kv_heads, 1) * q_len, plan.ROWS * plan.tiles(dim)
     if not 0 < rows <= most or not batch:
         why.append(f"it takes 1 to {most} queries of the heads that share keys; these are {rows}")
         return why
-    parts = ceil_div(k_len, plan.decode_cut(dim, rows, k_len).keys)
+    parts = ceil_div(k_len, plan.cut(dim, rows, k_len).keys)
     if parts < 2:
         why.append(f"{k_len} keys are one part: nothing to merge")
     if k_len > MOST // 2 or batch * kv_heads * parts > MOST or batch * heads * q_len > MAX_GRID:
@@ -87,6 +87,11 @@ def _is_aligned(t: Tensor) -> bool:
         s % count == 0 or n == 1 for s, n in zip(t.stride()[:3], t.shape[:3], strict=True)
     )
     return t.stride(3) == 1 and is_even and t.stride(2) <= MOST and not t.data_ptr() % VECTOR_BYTES
+
+
+def multiprocessors_of(x: Tensor) -> int:
+    """Of a tensor's device; off CUDA, those of the default architecture's."""
+    return catalogue.problem_of(x.view(1, -1) if x.is_meta else x[0, 0]).multiprocessors
 
 
 def forward(given: Given, o: Options, with_state: bool, kernel: str) -> Made:
@@ -111,7 +116,7 @@ def launches(given: Given, o: Options, with_state: bool, empty: Empty) -> tuple[
     if q is None or k is None or v is None:
         raise AssertionError("attention has q, k and v")
     (batch, heads, q_len, dim), (kv_heads, k_len) = q.shape, k.shape[1:3]
-    cut = plan.decode_cut(dim, heads // kv_heads * q_len, k_len)
+    cut = plan.cut(dim, heads // kv_heads * q_len, k_len)
     count, arch = ceil_div(k_len, cut.keys), catalogue.arch_of(q)
     states = empty((decode_launch.memory(q, count),), torch.float32, q.device)
     out = empty(tuple(q.shape), torch.float32 if with_state else q.dtype, q.device)
@@ -120,9 +125,9 @@ def launches(given: Given, o: Options, with_state: bool, empty: Empty) -> tuple[
     m, d = (empty(rows, torch.float32, q.device) if with_state else None for _ in "md")
     if sinks is not None:
         sinks = (sinks.float() if sinks.dtype == torch.float64 else sinks).contiguous()
-    overlaps = plan.has_dependent_launch(arch)
+    overlaps = has_dependent_launch(arch)
     work = [
-        decode_launch.parts(q, k, v, o, cut, catalogue.multiprocessors_of(q), states),
+        decode_launch.parts(q, k, v, o, cut, multiprocessors_of(q), states),
         decode_launch.merge(states, count, sinks, out, lse, m, d, o.nan_empty, overlaps),
     ]
     return (out, lse, m, d), work

@@ -9,6 +9,7 @@ from online_softmax import (
     attentionplan,
     catalogue,
     decodekernels,
+    decodeplan,
     invariance,
     linearplan,
     rowchoice,
@@ -96,17 +97,13 @@ def of_attention(
     """attention, of q_len x k_len."""
     q_len, k_len, arch = problem.rows, problem.cols, problem.arch
     item, dim = ITEM_BYTES[problem.dtype], attentionplan.padded(head_dim)
-    why = catalogue.lacks("triton")
-    if problem.dtype not in rowplan.ITEM_BYTES:
-        why = f"Triton's kernels take {', '.join(rowplan.ITEM_BYTES)}; this is {problem.dtype}"
-    elif head_dim > attentionplan.MAX_HEAD_DIM:
-        why = f"they take head_dim up to {attentionplan.MAX_HEAD_DIM}; this is {head_dim}"
-    if why:
-        return [f"reference: the definition, tiles in PyTorch operations: {why}"]
     group = heads // kv_heads
     shapes = (batch, heads, q_len, head_dim), (batch, kv_heads, k_len, head_dim)
-    if not (why_not := _not_by_cuda(problem, *shapes)):
-        cut = attentionplan.decode_cut(head_dim, q_len * group, k_len)
+    why_not = _not_by_cuda(problem, *shapes)
+    if why_not and (why := _not_by_triton(problem, head_dim)):
+        return [f"reference: the definition, tiles in PyTorch operations: {why}"]
+    if not why_not:
+        cut = decodeplan.cut(head_dim, q_len * group, k_len)
         parts = ceil_div(k_len, cut.keys)
         blocks = min(batch * kv_heads * parts, problem.multiprocessors * cut.resident)
         lines = [
@@ -150,17 +147,23 @@ def of_attention(
     return lines
 
 
+def _not_by_triton(problem: Problem, head_dim: int) -> str | None:
+    """Why Triton's kernels do not take it, or None."""
+    if problem.dtype not in rowplan.ITEM_BYTES:
+        return f"Triton's kernels take {', '.join(rowplan.ITEM_BYTES)}; this is {problem.dtype}"
+    if head_dim > attentionplan.MAX_HEAD_DIM:
+        return f"they take head_dim up to {attentionplan.MAX_HEAD_DIM}; this is {head_dim}"
+    return catalogue.lacks("triton")
+
+
 def _not_by_cuda(problem: Problem, q_shape: tuple[int, ...], k_shape: tuple[int, ...]) -> str:
     """Why the CUDA kernel of few queries does not take it; "": it does."""
     if missing := catalogue.lacks("cuda"):
         return missing
     dtype = getattr(torch, problem.dtype)
     q, k = (torch.empty(shape, dtype=dtype, device="meta") for shape in (q_shape, k_shape))
-    plain = attentionplan.Options(0, 0, None, -1, -1, False, None, False)
-    why = decodekernels.of_device(problem.arch) + decodekernels.unfit(
-        q, k, k, None, None, None, plain
-    )
-    return "; ".join(why)
+    unfit = decodekernels.unfit(q, k, k, None, None, None)
+    return "; ".join([*decodekernels.of_device(problem.arch), *unfit])
 
 
 def _words(t: attentionplan.Tiles) -> str:

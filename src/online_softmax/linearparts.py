@@ -21,6 +21,8 @@ def put_product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
         return torch.mm(a, b, out=out)
     if _mixes(a):
         return torch.mm(a, b, out_dtype=torch.float32, out=out)
+    if out.dtype == torch.float32:
+        return torch.mm(a.float(), b.float(), out=out)
     return out.copy_(torch.mm(a.float(), b.float()))
 
 

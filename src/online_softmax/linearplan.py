@@ -29,6 +29,10 @@ FAST_CHUNK_BYTES, FAST_CHUNK_BYTES_BESIDE_SUMS = 512 * MIB, 192 * MIB
 LEAST_COLS, LEAST_TOKENS = 1024, 256
 TILE = 128  # columns or tokens of a tile of a product: a block that is cut has whole ones
 
+# On a CPU rows are folded so many logits a thread at a time: 512 KiB of float32, which stay in a
+# core's cache while a gradient's dozen operations go over them.
+CPU_NUMBERS = 1 << 17
+
 ROW_MULTIPLE = 64  # elements: rows of every type begin on boundaries of 128 bytes
 
 PARTIAL_BYTES = 20  # of a part of a row, at most; crossentropy_shard.cu
@@ -73,6 +77,15 @@ def fast_cut(tokens: int, features: int, classes: int, logits: int, item: int, s
         return Cut(group, group)  # over their logits
     most = FAST_CHUNK_BYTES if is_one else FAST_CHUNK_BYTES_BESIDE_SUMS
     return Cut(group, _cut(group, most // (max(classes, 1) * logits), LEAST_TOKENS))
+
+
+def cpu_rows(cols: int, threads: int) -> int:
+    """Rows of logits that a CPU has in hand at a time.
+
+    >>> cpu_rows(8000, 1), cpu_rows(1 << 20, 2)
+    (16, 1)
+    """
+    return max(CPU_NUMBERS * threads // max(cols, 1), 1)
 
 
 def row_stride(cols: int) -> int:

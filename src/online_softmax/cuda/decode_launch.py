@@ -8,15 +8,16 @@ import math
 import torch
 from torch import Tensor
 
-from online_softmax import attentionplan as plan
-from online_softmax.attentionplan import Cut, Options
+from online_softmax import decodeplan as plan
+from online_softmax.attentionplan import Options
 from online_softmax.cuda.launch import C_TYPE, Launch
+from online_softmax.decodeplan import Cut
 from online_softmax.plan import WARP, ceil_div
 
 LOG2_E = 1 / math.log(2)
 
 FILE = "decode.cu"
-TILE = plan.DECODE_ROWS
+TILE = plan.ROWS
 # Parts, at most, that a block merges with all dims of a row; where there are more, it has PIECE of
 # them. Either way by the number of parts alone: a sum's order follows from it.
 FEW_PARTS, PIECE = 32, 32
@@ -109,10 +110,10 @@ def _symbol(dtype: torch.dtype, dim: int, tiles: int, cut: Cut, is_plain: bool) 
 def instances() -> list[tuple[str, str]]:
     """Every (file, symbol): what a compile run compiles."""
     found: dict[tuple[str, str], None] = {}
-    for dtype, dim in itertools.product((torch.float16, torch.bfloat16), plan.DECODE_DIMS):
-        for tiles, plain in itertools.product(range(1, plan.decode_tiles(dim) + 1), (True, False)):
+    for dtype, dim in itertools.product((torch.float16, torch.bfloat16), plan.DIMS):
+        for tiles, plain in itertools.product(range(1, plan.tiles(dim) + 1), (True, False)):
             for k_len in (1 << power for power in range(21)):
-                cut = plan.decode_cut(dim, tiles * TILE, k_len)
+                cut = plan.cut(dim, tiles * TILE, k_len)
                 found[FILE, _symbol(dtype, dim, tiles, cut, plain)] = None
         for of, count in itertools.product((dtype, torch.float32), (2, 2 * FEW_PARTS)):
             found[FILE, _merge_symbol(of, dim, count)[0]] = None

@@ -1,7 +1,7 @@
 // Memory: the three element types, one element or 16 bytes at a time, tails and alignment.
 // Arithmetic is float.
-// Every instruction that only a GPU has stands here, in online.cuh, fold.cuh, words.cuh or
-// exchange.cuh, with its host twin beside it.
+// Every instruction that only a GPU has stands here, in online.cuh, fold.cuh, words.cuh,
+// exchange.cuh or mma.cuh, with its host twin beside it.
 #pragma once
 
 #ifdef ONLINE_SOFTMAX_HOST

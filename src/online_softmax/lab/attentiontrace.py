@@ -13,7 +13,7 @@ from torch import Tensor
 
 from online_softmax.attentionplan import Options
 from online_softmax.lab.trace import as_json
-from online_softmax.reference.attention import scores
+from online_softmax.reference.attention import Block, Place, scores
 from online_softmax.reference.online import join
 from online_softmax.reference.outputs import OutputState
 
@@ -108,7 +108,13 @@ def walk(sizes: Sizes) -> Walk:
     q, k, v = _inputs(sizes)
     o = Options(0, 0, None, -1, 0 if sizes.is_causal else -1, False, None, False)
     starts = range(0, sizes.keys, sizes.block)
-    tiles = [_tile(q, k, start, sizes, o) for start in starts]
+    one = slice(0, 1)
+    place = Place(one, one, one, slice(0, sizes.queries))
+    block = Block.of(q[None, None], k[None, None], v[None, None], None, None, o, place)
+    tiles = [
+        scores(block, slice(start, min(start + sizes.block, sizes.keys)), o).z[0, 0]
+        for start in starts
+    ]
     empty = OutputState.empty((sizes.queries,), sizes.value_dim)
     state, steps = empty, []
     for start, z in zip(starts, tiles, strict=True):
@@ -177,12 +183,6 @@ def _inputs(sizes: Sizes) -> tuple[Tensor, Tensor, Tensor]:
         matrix(sizes.keys, sizes.dim, 3, 4, 3, 5),
         matrix(sizes.keys, sizes.value_dim, 2, 3, 4, 7),
     )
-
-
-def _tile(q: Tensor, k: Tensor, start: int, sizes: Sizes, o: Options) -> Tensor:
-    """(queries, keys of the tile) scores."""
-    keys = k[start : start + sizes.block]
-    return scores(q[None, None], keys[None, None], None, None, start, sizes.keys, o).z[0, 0]
 
 
 def _formula(q: Tensor, k: Tensor, v: Tensor, sizes: Sizes) -> Tensor:

@@ -9,36 +9,31 @@ of scores, that gives a state (m, d, o), and states merge. With the query i of a
     out_i  = o / d
 
 A sink is a score more, without a vector: the state (sink, 1, 0), merged last. It is in out and not
-in lse. The gradient goes through the tiles again, with p_ij = exp(z_ij - lse_i), the keys' share
-beside the sink w_i = 1 / (1 + exp(sink - lse_i)), and delta_i = dout_i out_i:
+in lse. All sums are in float32, or in float64 for float64 input. A query that sees no key has out 0
+and lse -inf.
 
-    dv_j   = sum_i p_ij w_i dout_i
-    dz_ij  = p_ij (w_i (dout_i v_j - delta_i) + dlse_i),  summed where a bias is shared: dbias
-    dsink  = -sum_i (1 - w_i) delta_i
-    ds_ij  = dz_ij scale (1 - tanh^2),  the cap's slope
-    dq_i   = sum_j ds_ij k_j,  dk_j = sum_i ds_ij q_i
-
-All sums are in float32, or in float64 for float64 input. A query that sees no key has out 0, lse
--inf and no gradient.
+A block owns some queries of some heads and walks over the keys that they see. What it holds at a
+time, a tile of scores, stays in a CPU's cache (`attentionplan.blocks`). The gradient is in
+attention_gradient.py.
 
 M. Milakov, N. Gimelshein: Online normalizer calculation for softmax, arXiv:1805.02867; M. N. Rabe,
 C. Staats: Self-attention does not need O(n^2) memory, arXiv:2112.05682; T. Dao and others:
-FlashAttention, arXiv:2205.14135, whose gradient this is.
+FlashAttention, arXiv:2205.14135.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from online_softmax.attentionplan import Options
-from online_softmax.reference.online import STATE_DTYPE, join
+from online_softmax.attentionplan import Blocks, Options
+from online_softmax.attentionplan import blocks as planned
+from online_softmax.reference.online import STATE_DTYPE
 from online_softmax.reference.outputs import OutputState
-
-TILE = 128  # keys of a tile
 
 
 class Forward(NamedTuple):
@@ -50,14 +45,63 @@ class Forward(NamedTuple):
     d: Tensor  # (batch, heads, q_len)
 
 
-class Gradients(NamedTuple):
-    """By each input, in its dtype and shape; None where it was not there."""
+class Place(NamedTuple):
+    """What a block owns."""
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    bias: Tensor | None
-    sinks: Tensor | None
+    batch: slice
+    kv_heads: slice
+    heads: slice  # those that share the keys of kv_heads
+    queries: slice
+
+    def cut(self, t: Tensor) -> Tensor:
+        """The queries' part of (batch, heads, q_len, ...), each 1 if it is one for all."""
+        return _cut(t, self.batch, self.heads, self.queries)
+
+    def cut_keys(self, t: Tensor) -> Tensor:
+        """The part of (batch, kv_heads, ...)."""
+        return _cut(t, self.batch, self.kv_heads)
+
+
+class Block(NamedTuple):
+    """What the scores of a block are made of."""
+
+    q: Tensor  # (batch, kv_heads, rows, head_dim): queries that share keys, scaled, float32
+    k: Tensor  # (batch, kv_heads, k_len, head_dim)
+    v: Tensor  # (batch, kv_heads, k_len, value_dim)
+    bias: Tensor | None  # (batch, heads, queries, k_len), each 1 if it is one for all
+    mask: Tensor | None  # the same
+    queries: slice
+    q_len: int  # of all blocks
+    group: int  # heads that share keys
+
+    @classmethod
+    def of(
+        cls,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        bias: Tensor | None,
+        mask: Tensor | None,
+        o: Options,
+        at: Place,
+    ) -> Block:
+        """Of whole tensors, shaped as in `forward`."""
+        group = group_of(q, k)
+        scaled = at.cut(q).to(STATE_DTYPE[q.dtype]) * o.scale_for(q.shape[-1])
+        bias, mask = (t if t is None else at.cut(t) for t in (bias, mask))
+        tensors = folded(scaled, group), at.cut_keys(k), at.cut_keys(v), bias, mask
+        return cls(*tensors, at.queries, q.shape[2], group)
+
+    def tiles(self, o: Options, keys: int) -> Iterator[slice]:
+        """So many keys at a time, of those that a query of the block sees."""
+        seen = o.seen(self.queries, self.q_len, self.k.shape[2])
+        for start in range(seen.start, seen.stop, keys):
+            yield slice(start, min(start + keys, seen.stop))
+
+    def by_head(self, t: Tensor) -> Tensor:
+        """(batch, kv_heads, rows, ...) -> (batch, heads, queries, ...)."""
+        heads, queries = t.shape[1] * self.group, t.shape[2] // self.group
+        return t.reshape(t.shape[0], heads, queries, *t.shape[3:])
 
 
 def forward(
@@ -70,7 +114,7 @@ def forward(
     o: Options,
     *,
     keeps_float: bool = False,
-    tile: int = TILE,
+    blocks: Blocks | None = None,
 ) -> Forward:
     """Attention of each query over the keys that it sees.
 
@@ -84,113 +128,75 @@ def forward(
         sinks: (heads,) of any float type.
         o: the options.
         keeps_float: out is float32 (float64), whatever q is.
-        tile: keys at a time; the result depends on it by rounding alone.
+        blocks: what is computed at a time; None: as planned. The result depends on it by rounding
+            alone.
     """
-    wide = STATE_DTYPE[q.dtype]
-    kv_heads, k_len = k.shape[1], k.shape[2]
-    state = OutputState.empty(_folded(q, kv_heads).shape[:-1], v.shape[-1], wide, q.device)
-    for start in range(0, k_len, tile):
-        keys = slice(start, start + tile)
-        z = scores(q, k[:, :, keys], bias, mask, start, k_len, o).z
-        part = OutputState.of(_folded(z, kv_heads), v[:, :, keys].to(wide))
-        state = state.merge(part)
-    keys_alone = OutputState(*(_unfolded(t, q) for t in state))
-    m, d, output = keys_alone
-    whole = keys_alone
-    if sinks is not None:
-        sink = sinks.to(wide).view(-1, 1).expand(m.shape)
-        whole = whole.merge(OutputState(sink, torch.ones_like(sink), torch.zeros_like(output)))
-    # Of a query without keys a sink would make 0 as well, which "nan" does not want.
-    empty = math.nan if o.nan_empty else 0.0
-    out = torch.where(m.unsqueeze(-1) == -math.inf, empty, whole.output())
-    return Forward(out if keeps_float else out.to(q.dtype), keys_alone.lse(), m, d)
+    blocks = blocks_for(q, k, v) if blocks is None else blocks
 
+    def one(at: Place) -> Forward:
+        block = Block.of(q, k, v, bias, mask, o, at)
+        state = None
+        for keys in block.tiles(o, blocks.keys):
+            z = scores(block, keys, o).z
+            part = OutputState.of(z, block.v[:, :, keys])
+            state = part if state is None else state.merge(part)
+        if state is None:
+            state = OutputState.empty(block.q.shape[:-1], v.shape[-1], block.q.dtype, q.device)
+        keys_alone = OutputState(*(block.by_head(t) for t in state))
+        out = _output(keys_alone, None if sinks is None else sinks[at.heads], o)
+        return Forward(out if keeps_float else out.to(q.dtype), keys_alone.lse(), *keys_alone[:2])
 
-def backward(
-    dout: Tensor,
-    dlse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    sinks: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    o: Options,
-    *,
-    tile: int = TILE,
-) -> Gradients:
-    """The gradients, from those by out and by lse (None: it has none), and what `forward` gave."""
-    wide = STATE_DTYPE[q.dtype]
-    rows = Rows.of(dout, dlse, out, lse.to(wide), sinks)
-    kv_heads, k_len = k.shape[1], k.shape[2]
-    q_rows, dout_rows = _folded(q.to(wide), kv_heads), _folded(rows.dout, kv_heads)
-    weighted = _folded(rows.dout * rows.keys_share.unsqueeze(-1), kv_heads)
-    dq = torch.zeros_like(q_rows)
-    dk, dv = torch.empty_like(k), torch.empty_like(v)
-    dbias = None if bias is None else bias.new_zeros(bias.shape, dtype=wide)
-    for start in range(0, k_len, tile):
-        keys = slice(start, start + tile)
-        k_tile, v_tile = k[:, :, keys].to(wide), v[:, :, keys].to(wide)
-        z, slope = scores(q, k_tile, bias, mask, start, k_len, o)
-        p = rows.prob(z)
-        dp = _unfolded(dout_rows @ v_tile.mT, q)
-        dz = p * rows.upstream(dp)
-        if dbias is not None:
-            shared = dbias[..., keys] if dbias.shape[-1] > 1 else dbias
-            shared += dz.sum_to_size(shared.shape)
-        ds = _folded(dz * slope, kv_heads)
-        dq += ds @ k_tile
-        dk[:, :, keys] = (ds.mT @ q_rows).to(k.dtype)
-        dv[:, :, keys] = (_folded(p, kv_heads).mT @ weighted).to(v.dtype)
-    dsinks = None
-    if sinks is not None:
-        dsinks = -((1 - rows.keys_share) * rows.delta).sum((0, 2)).to(sinks.dtype)
-    by_bias = None if dbias is None or bias is None else dbias.to(bias.dtype)
-    return Gradients(_unfolded(dq, q).to(q.dtype), dk, dv, by_bias, dsinks)
+    # Joined, not written into one tensor: vmap and the second derivative take it.
+    return _joined(
+        [
+            _joined([_joined([one(at) for at in head], 2) for head in batch], 1)
+            for batch in places(q, k, blocks)
+        ],
+        0,
+    )
 
 
 # ---- the parts
 
 
 class Scores(NamedTuple):
-    """A tile of scores, and what their gradient is multiplied with on its way to q k."""
+    """A tile of scores, and what their gradient is multiplied with on its way to scale q k."""
 
-    z: Tensor  # (batch, heads, q_len, keys), -inf where a query does not see a key
-    slope: Tensor | float
+    z: Tensor  # (batch, kv_heads, rows, keys), -inf where a query does not see a key
+    slope: Tensor | None  # None: 1
+    is_plain: bool  # whether nothing but an infinite product makes -inf
 
 
-def scores(
-    q: Tensor,
-    k: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    start: int,
-    k_len: int,
-    o: Options,
-) -> Scores:
-    """What all queries make of the keys from `start` on, k of k_len in all."""
-    wide, keys = STATE_DTYPE[q.dtype], slice(start, start + k.shape[2])
-    scale = o.scale_for(q.shape[-1])
-    z = scale * _unfolded(_folded(q.to(wide), k.shape[1]) @ k.to(wide).mT, q)
-    slope: Tensor | float = scale
+def scores(block: Block, keys: slice, o: Options) -> Scores:
+    """What a block's queries make of these keys."""
+    z, slope = block.q @ block.k[:, :, keys].to(block.q.dtype).mT, None
     if o.softcap is not None:
         tanh = torch.tanh(z / o.softcap)
-        z, slope = o.softcap * tanh, scale * (1 - tanh.square())
-    if bias is not None:
-        z = z + (bias if bias.shape[-1] == 1 else bias[..., keys]).to(wide)
-    seen = visible(q.shape[2], k_len, keys, o, q.device)
-    if mask is not None:
-        seen = seen & (mask if mask.shape[-1] == 1 else mask[..., keys])
-    return Scores(torch.where(seen, z, -math.inf), slope)
+        z, slope = o.softcap * tanh, 1 - tanh.square()
+    lengths = block.q_len, block.k.shape[2]
+    sees_all = o.sees_all(block.queries, keys, *lengths)
+    if sees_all and block.bias is None and block.mask is None:
+        return Scores(z, slope, is_plain=True)
+    by_head = block.by_head(z)
+    if block.bias is not None:
+        by_head = by_head + at_keys(block.bias, keys).to(z.dtype)
+    seen = None if sees_all else visible(block.queries, keys, *lengths, o, z.device)
+    if block.mask is not None:
+        mask = at_keys(block.mask, keys)
+        seen = mask if seen is None else seen & mask
+    if seen is not None:
+        by_head = torch.where(seen, by_head, -math.inf)
+    return Scores(by_head.reshape(z.shape), slope, is_plain=False)
 
 
-def visible(q_len: int, k_len: int, keys: slice, o: Options, device: torch.device) -> Tensor:
-    """(q_len, keys) bool: which of these keys, of k_len in all, a query sees by its place."""
-    place = torch.arange(q_len, device=device).unsqueeze(1) + o.diagonal(q_len, k_len)
+def visible(
+    queries: slice, keys: slice, q_len: int, k_len: int, o: Options, device: torch.device
+) -> Tensor:
+    """(queries, keys) bool: which of these keys a query sees by its place."""
+    place = torch.arange(queries.start, queries.stop, device=device).unsqueeze(1)
+    place = place + o.diagonal(q_len, k_len)
     key = torch.arange(keys.start, keys.stop, device=device)
-    seen = torch.ones((q_len, key.numel()), dtype=torch.bool, device=device)
+    seen = torch.ones((place.numel(), key.numel()), dtype=torch.bool, device=device)
     if o.left >= 0:
         seen &= key >= place - o.left
     if o.right >= 0:
@@ -198,49 +204,72 @@ def visible(q_len: int, k_len: int, keys: slice, o: Options, device: torch.devic
     return seen
 
 
-class Rows(NamedTuple):
-    """What a query brings to its row of gradients; nothing of one that sees no key."""
-
-    dout: Tensor  # (batch, heads, q_len, value_dim)
-    dlse: Tensor  # (batch, heads, q_len)
-    delta: Tensor  # (batch, heads, q_len) dout out
-    lse: Tensor  # (batch, heads, q_len)
-    keys_share: Tensor  # (batch, heads, q_len) w: what the keys count for beside the sink
-
-    @classmethod
-    def of(
-        cls, dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, sinks: Tensor | None
-    ) -> Rows:
-        is_empty = lse == -math.inf
-        given = torch.zeros_like(lse) if dlse is None else dlse.to(lse.dtype)
-        given = torch.where(is_empty, 0.0, given)
-        dout = torch.where(is_empty.unsqueeze(-1), 0.0, dout.to(lse.dtype))
-        out = torch.where(is_empty.unsqueeze(-1), 0.0, out.to(lse.dtype))
-        share = torch.ones_like(lse)
-        if sinks is not None:
-            sink = sinks.to(lse.dtype).view(-1, 1).expand(lse.shape)
-            m, w_keys, w_sink = join(torch.where(is_empty, 0.0, lse), sink)
-            share = torch.where(m.isfinite(), w_keys / (w_keys + w_sink), math.nan)
-        return cls(dout, given, (dout * out).sum(-1), lse, share)
-
-    def prob(self, z: Tensor) -> Tensor:
-        """exp(z - lse): 0 where a key is not seen, NaN in a row whose lse is +inf or NaN."""
-        lse = self.lse.unsqueeze(-1)
-        p = torch.where(lse.isfinite(), torch.exp(z - lse), math.nan)
-        return torch.where(z == -math.inf, 0.0, p)
-
-    def upstream(self, dp: Tensor) -> Tensor:
-        """What p is multiplied with to give dz."""
-        w, delta, dlse = (t.unsqueeze(-1) for t in (self.keys_share, self.delta, self.dlse))
-        return w * (dp - delta) + dlse
+def _output(keys_alone: OutputState, sinks: Tensor | None, o: Options) -> Tensor:
+    """(batch, heads, queries, value_dim), the sinks counted."""
+    if sinks is None:
+        return keys_alone.output("nan" if o.nan_empty else "zero")
+    m = keys_alone.m
+    sink = sinks.to(m.dtype).view(-1, 1).expand(m.shape)
+    nothing = torch.zeros_like(keys_alone.o)
+    out = keys_alone.merge(OutputState(sink, torch.ones_like(sink), nothing)).output()
+    # Of a query without keys a sink would make 0 as well, which "nan" does not want.
+    return torch.where(m.unsqueeze(-1) == -math.inf, math.nan if o.nan_empty else 0.0, out)
 
 
-def _folded(t: Tensor, kv_heads: int) -> Tensor:
-    """(batch, heads, q_len, ...) -> (batch, kv_heads, heads / kv_heads q_len, ...): rows that
-    share keys."""
-    group = t.shape[1] // max(kv_heads, 1)
-    return t.reshape(t.shape[0], kv_heads, group * t.shape[2], *t.shape[3:])
+# ---- blocks
 
 
-def _unfolded(t: Tensor, q: Tensor) -> Tensor:
-    return t.reshape(*q.shape[:3], *t.shape[3:])
+def blocks_for(q: Tensor, k: Tensor, v: Tensor) -> Blocks:
+    """As planned for tensors of these shapes."""
+    lengths = k.shape[0], k.shape[1], q.shape[2], k.shape[2]
+    sizes = group_of(q, k), max(q.shape[-1], v.shape[-1], 1)
+    return planned(lengths, *sizes, torch.get_num_threads(), q.device.type == "cpu")
+
+
+def places(q: Tensor, k: Tensor, blocks: Blocks) -> list[list[list[Place]]]:
+    """What each block owns: by part of the batch, heads and queries."""
+    group = group_of(q, k)
+    return [
+        [
+            [
+                Place(
+                    batch, kv_heads, slice(kv_heads.start * group, kv_heads.stop * group), queries
+                )
+                for queries in _steps(q.shape[2], blocks.queries)
+            ]
+            for kv_heads in _steps(k.shape[1], blocks.kv_heads)
+        ]
+        for batch in _steps(q.shape[0], blocks.batch)
+    ]
+
+
+def group_of(q: Tensor, k: Tensor) -> int:
+    """Heads that share keys, at least 1."""
+    return max(q.shape[1] // max(k.shape[1], 1), 1)
+
+
+def folded(t: Tensor, group: int) -> Tensor:
+    """(batch, heads, queries, ...) -> (batch, kv_heads, rows, ...): rows that share keys."""
+    return t.reshape(t.shape[0], t.shape[1] // group, group * t.shape[2], *t.shape[3:])
+
+
+def at_keys(t: Tensor, keys: slice) -> Tensor:
+    """These keys of a bias, of a mask, or the one that is for all."""
+    return t if t.shape[-1] == 1 else t[..., keys]
+
+
+def _cut(t: Tensor, *parts: slice) -> Tensor:
+    """Parts of the first dimensions; of one that is 1, all."""
+    sizes = t.shape[: len(parts)]
+    return t[tuple(slice(None) if n == 1 else s for n, s in zip(sizes, parts, strict=True))]
+
+
+def _steps(length: int, step: int) -> list[slice]:
+    """One without elements where there are none."""
+    return [slice(i, min(i + step, length)) for i in range(0, max(length, 1), step)]
+
+
+def _joined(parts: Sequence[Forward], dim: int) -> Forward:
+    if len(parts) == 1:
+        return parts[0]
+    return Forward(*(torch.cat(each, dim) for each in zip(*parts, strict=True)))

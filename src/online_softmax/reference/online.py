@@ -136,17 +136,17 @@ def empty(
 
 def lift(x: Tensor) -> State:
     """Each element of x as a state of its own: (x, 1)."""
-    x = _widen(x, "lift")
+    x = widen(x, "lift")
     return State(x, torch.ones_like(x))
 
 
 def join(m_a: Tensor, m_b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Two maxima -> their maximum, NaN if one is, and what each part counts for from now on."""
     m = torch.maximum(m_a, m_b)
-    return m, _weight(m_a, m), _weight(m_b, m)
+    return m, weight(m_a, m), weight(m_b, m)
 
 
-def _weight(part: Tensor, m: Tensor) -> Tensor:
+def weight(part: Tensor, m: Tensor) -> Tensor:
     """exp(part - m), and 1 where both are the same infinity. The only subtraction of two maxima."""
     # Equal finite maxima do go through the subtraction: it gives 0 as well, and its gradient
     # counts, since at a tie torch.maximum shares the gradient between both parts.
@@ -169,12 +169,17 @@ def merge(*states: State) -> State:
 
 def of(x: Tensor, dim: int = -1) -> State:
     """The state of a block: one maximum, then one exponential an element."""
-    x = _widen(x, "State.of")
+    m, terms = maximum_and_terms(widen(x, "State.of"), dim)
+    return State(m, terms.sum(dim))
+
+
+def maximum_and_terms(x: Tensor, dim: int = -1) -> tuple[Tensor, Tensor]:
+    """m, and exp(x - m) of each element, for x of a state's dtype."""
     if x.dim() and x.size(dim) == 0:  # torch has no maximum of nothing
-        return State(x.sum(dim) - math.inf, x.sum(dim))
+        return x.sum(dim) - math.inf, x
     m = x.amax(dim)
     shift = torch.where(m == -math.inf, 0.0, m)
-    return State(m, torch.exp(x - _beside(shift, x, dim)).sum(dim))
+    return m, (x - _beside(shift, x, dim)).exp_()  # in place: one tensor of x's size, not two
 
 
 def absorb(state: State, x: Tensor, dim: int = -1) -> State:
@@ -184,14 +189,14 @@ def absorb(state: State, x: Tensor, dim: int = -1) -> State:
 
 def prob(x: Tensor, state: State, dim: int = -1) -> Tensor:
     """exp(x - m) / d, in the state's dtype; NaN where m is not finite."""
-    x = _widen(x, "prob")
+    x = widen(x, "prob")
     m, d = (_beside(value, x, dim) for value in state)
     return torch.where(m.isfinite(), torch.exp(x - m) / d, math.nan)
 
 
 def log_prob(x: Tensor, state: State, dim: int = -1) -> Tensor:
     """(x - m) - log d, in the state's dtype; NaN where m is not finite."""
-    x = _widen(x, "log_prob")
+    x = widen(x, "log_prob")
     m, d = (_beside(value, x, dim) for value in state)
     # In that order: next to an m of 1e7, log d would be rounded away.
     return torch.where(m.isfinite(), (x - m) - torch.log(d), math.nan)
@@ -203,7 +208,7 @@ def lse(state: State) -> Tensor:
     return torch.where(m.isfinite(), m + torch.log(d), m)
 
 
-def _widen(x: Tensor, caller: str) -> Tensor:
+def widen(x: Tensor, caller: str) -> Tensor:
     """x in the dtype of its state."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{caller}(): x must be a Tensor, got {type(x).__name__}")

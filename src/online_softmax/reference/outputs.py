@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from online_softmax.reference import online
-from online_softmax.reference.online import STATE_DTYPE, State, join
+from online_softmax.reference.online import STATE_DTYPE, State, weight
 from online_softmax.reference.ops import is_autocast
 
 LOG = {"e": 1.0, "2": math.log(2.0)}  # by base: the natural logarithm of it
@@ -71,11 +71,9 @@ class OutputState(NamedTuple):
 
         Raises what `State.of` raises, and torch's RuntimeError if the shapes do not match.
         """
-        m, d = State.of(x)
-        v = v.to(m.dtype)
-        shift = torch.where(m == -math.inf, 0.0, m)
+        m, terms = online.maximum_and_terms(online.widen(x, "OutputState.of"))
         with without_autocast(x.device.type):
-            return cls(m, d, torch.exp(x.to(m.dtype) - shift.unsqueeze(-1)) @ v)
+            return cls(m, terms.sum(-1), terms @ v.to(m.dtype))
 
     def merge(self, *others: OutputState) -> OutputState:
         """The state of all the parts together; any number of them, in any order.
@@ -131,7 +129,7 @@ def merge_pairs(pairs: Sequence[tuple[Tensor, Tensor]], base: str) -> tuple[Tens
     m, d = online.merge(*(State(part, torch.ones_like(part)) for part in maxima))
     wide = STATE_DTYPE[pairs[0][0].dtype]
     o = sum(
-        counted(out.to(wide), part) * beside(join(part, m)[1].to(wide))
+        counted(out.to(wide), part) * beside(weight(part, m).to(wide))
         for (out, _), part in zip(pairs, maxima, strict=True)
     )
     whole = OutputState(m.to(wide), d.to(wide), o)  # type: ignore[arg-type]
@@ -153,8 +151,8 @@ def without_autocast(device: str) -> AbstractContextManager[object]:
 def _merge_outputs(parts: Sequence[OutputState]) -> OutputState:
     """The maximum of all first, so that each o is read once and multiplied once."""
     m, d = online.merge(*(State(part.m, part.d) for part in parts))
-    o = sum(counted(part.o, part.m) * beside(join(part.m, m)[1]) for part in parts)
-    return OutputState(m, d, o)  # type: ignore[arg-type]
+    first, *others = (counted(part.o, part.m) * beside(weight(part.m, m)) for part in parts)
+    return OutputState(m, d, sum(others, first))
 
 
 def counted(o: Tensor, m: Tensor) -> Tensor:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from online_softmax.attentionplan import Options
-from online_softmax.reference import attention
-from online_softmax.reference.attention import Forward, Gradients
+from online_softmax.reference import attention, attention_gradient
+from online_softmax.reference.attention import Forward
+from online_softmax.reference.attention_gradient import Gradients
 from online_softmax.reference.online import STATE_DTYPE
 
 
@@ -69,7 +70,7 @@ def backward(
     lse: Tensor,
     o: Options,
 ) -> Gradients:
-    """As `attention.backward` of each sequence; shapes as in `forward`."""
+    """As `attention_gradient.backward` of each sequence; shapes as in `forward`."""
     dq, dk, dv = (torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (q, k, v))
     wide_sinks = None if sinks is None else sinks.to(STATE_DTYPE[q.dtype])
     dsinks = None if wide_sinks is None else torch.zeros_like(wide_sinks)
@@ -77,7 +78,7 @@ def backward(
         upstream = _as_batch(dout[at_q]), None if dlse is None else _rows(dlse[at_q])
         tokens = _as_batch(q[at_q]), _as_batch(k[at_k]), _as_batch(v[at_k])
         saved = _as_batch(out[at_q]), _rows(lse[at_q])
-        one = attention.backward(*upstream, *tokens, None, None, wide_sinks, *saved, o)
+        one = attention_gradient.backward(*upstream, *tokens, None, None, wide_sinks, *saved, o)
         for whole, part, at in ((dq, one.q, at_q), (dk, one.k, at_k), (dv, one.v, at_k)):
             whole[at] = part[0].transpose(0, 1)
         if dsinks is not None and one.sinks is not None:

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from online_softmax import linearplan
 from online_softmax.reference.cross_entropy import Options, Targets, capped, lost_of_lse, slope
 from online_softmax.reference.online import State
 from online_softmax.reference.ops import result_dtype
@@ -58,6 +59,13 @@ def fold(
         (rows, parts, 3), with smoothing (rows, parts, 5), float32 or float64; here one part.
     """
     o = Options(**options)
+    blocks = [_fold(logits[rows], target[rows], weight, shard, o) for rows in _blocks(logits)]
+    return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+
+
+def _fold(
+    logits: Tensor, target: Tensor, weight: Tensor | None, shard: Shard, o: Options
+) -> Tensor:
     z = capped(logits, o.softcap, o.scale)
     state = State.of(z)
     place, is_here = _column(target, z.shape[-1], shard, o.ignore_index)
@@ -139,6 +147,25 @@ def backward(
         logits, target and the rest: as for `fold`.
     """
     o = Options(**options)
+    out = torch.empty_like(logits, dtype=result_dtype(logits.dtype)) if out is None else out
+    for rows in _blocks(logits):
+        above, rest, by_lse = (t if t is None else t[rows] for t in (dloss, lse_rest, dlse))
+        of_rows = logits[rows], target[rows], lse[rows], rest, by_lse
+        out[rows] = _gradient(above, *of_rows, weight, shard, o)
+    return out
+
+
+def _gradient(
+    dloss: Tensor | None,
+    logits: Tensor,
+    target: Tensor,
+    lse: Tensor,
+    lse_rest: Tensor | None,
+    dlse: Tensor | None,
+    weight: Tensor | None,
+    shard: Shard,
+    o: Options,
+) -> Tensor:
     z = capped(logits, o.softcap, o.scale)
     rows = Targets.of(target, shard.classes, o.ignore_index)
     log_p = z - lse.unsqueeze(-1)
@@ -162,8 +189,16 @@ def backward(
         dz = dz.scatter_add(-1, place.unsqueeze(-1), -hit.unsqueeze(-1))
     if dlse is None:
         dz = torch.where(rows.counts.unsqueeze(-1), dz, 0.0)
-    dx = slope(z, o.softcap, o.scale) * dz
-    return dx.to(result_dtype(logits.dtype)) if out is None else out.copy_(dx)
+    return slope(z, o.softcap, o.scale) * dz
+
+
+def _blocks(logits: Tensor) -> list[slice]:
+    """Of rows, that stay in a CPU's cache; elsewhere all."""
+    rows, cols = logits.shape
+    step = (
+        linearplan.cpu_rows(cols, torch.get_num_threads()) if logits.device.type == "cpu" else rows
+    )
+    return [slice(i, i + step) for i in range(0, max(rows, 1), max(step, 1))]
 
 
 def _reference(m: Tensor) -> Tensor:

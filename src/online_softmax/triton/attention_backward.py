@@ -1,4 +1,4 @@
-"""The gradient of attention in Triton, by the formulas of reference/attention.py.
+"""The gradient of attention in Triton, by the formulas of reference/attention_gradient.py.
 
 `prepare` makes two numbers a query, then each kernel owns a tile of one result and walks all that
 adds to it: `by_keys` of dk and dv, `by_queries` of dq, `by_bias` of dbias. Scores are computed
