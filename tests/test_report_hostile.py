@@ -50,8 +50,12 @@ def hostile(folder: Path) -> Path:
              "values": LINK, "device": "cuda", "ours": errors, "torch": errors}  # fmt: skip
     rates = {"kind": "attention", "what": "decode", "batch": 1, "keys": 4096, "unit": "GB/s",
              "rates": dict.fromkeys(WORDS, 66.0), "rounds_ms": {}}  # fmt: skip
+    memory = [{"kind": "attention_memory", "contender": w, "tokens": 8, "head_dim": 8,
+               "dtype": LINK, "forward_bytes": 10**6, "with_backward_bytes": 10**7,
+               "inputs_bytes": 10**6, "matrix_bytes_computed": 256} for w in WORDS]  # fmt: skip
     text = bench_text(
-        replace(row, entries=(*row.entries[:3], said, *more)), others=(host, linear, exact, rates)
+        replace(row, entries=(*row.entries[:3], said, *more)),
+        others=(host, linear, exact, rates, *memory),
     )
     (folder / "bench.jsonl").write_text(text)
     run = climb()
@@ -67,7 +71,7 @@ def test_no_word_of_a_file_is_markup(tmp_path: Path):
         page.wait_for_selector("html[data-ready=yes]")
         plots = page.eval_on_selector_all(".canvas", "all => all.map((each) => each.id)")
         assert {"plot-ladder", "plot-speed", "plot-accuracy", "plot-memory", "plot-host",
-                "plot-attention-decode"} <= set(plots)  # fmt: skip
+                "plot-attention-decode", "plot-attention-memory"} <= set(plots)  # fmt: skip
         assert page.locator("svg a").count() == 0
         ticks = page.locator("#plot-ladder .ytick text").all_text_contents()
         assert {each.strip() for each in ticks} >= set(WORDS)

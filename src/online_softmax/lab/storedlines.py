@@ -61,6 +61,9 @@ SHAPES: dict[str, Any] = {  # by a line's kind
     "host": {**_SIZE, "op": TEXT, "calls": [_CALL], "pieces": [_PIECE], "fresh": _FRESH},
     "linear": {"tokens": COUNT, "features": COUNT, "classes": COUNT, "dtype": TEXT, "device": TEXT,
                "entries": [_MEASURED], "clocks?": _CLOCKS, "repeats?": COUNT},
+    "attention_memory": {"contender": TEXT, "tokens": COUNT, "head_dim": COUNT, "dtype": TEXT,
+                         "forward_bytes": COUNT, "with_backward_bytes": COUNT,
+                         "inputs_bytes": COUNT, "matrix_bytes_computed": COUNT},
 }  # fmt: skip
 _DECODE = {**_RATES, "batch": COUNT, "keys": COUNT}
 _WHOLE = {**_RATES, "head_dim": COUNT, "causal": FLAG}
