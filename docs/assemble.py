@@ -35,6 +35,10 @@ COMMANDS = {
 }
 TRACE_MARK = "<!-- trace -->"
 REPORT_MARK = "<!-- report -->"
+HOME_MARK = "<!-- home -->"  # in the report, where it is part of the site
+HOME = (
+    '<a href="index.html">Documentation</a><a href="zh/index.html" hreflang="zh" lang="zh">文档</a>'
+)
 REPORT_WORDS = {"": "All that was measured, as one page", "zh": "全部测量结果，一个网页"}
 TRACE_WORDS = {"": "Open it in a window of its own", "zh": "在单独的窗口中打开"}
 
@@ -195,6 +199,11 @@ def with_pages(text: str, path: str) -> str:
     return text.replace(TRACE_MARK, f"{frame}\n\n{link}")
 
 
+def with_home(text: str) -> str:
+    """A page that a command wrote, with a link back to the site where it has a place for one."""
+    return text.replace(HOME_MARK, HOME, 1)
+
+
 def write_by_command(path: Path, arguments: Sequence[str]) -> None:
     """Write a page by the command that makes it; its name comes last."""
     fresh = path.with_suffix(".new.html")
@@ -204,7 +213,7 @@ def write_by_command(path: Path, arguments: Sequence[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}: {done.stderr}")
-    write(path, fresh.read_bytes())
+    write(path, with_home(fresh.read_text(encoding="utf-8")).encode())
     fresh.unlink()
 
 

@@ -161,6 +161,15 @@ def test_pages_that_commands_write_are_shown():
     assert "](trace.html#lang=zh)" in said
 
 
+def test_the_report_leads_back_to_the_site():
+    """Where it is part of it; a page that a person writes has no such link."""
+    template = (ROOT / "src/online_softmax/lab/web/report.html").read_text()
+    assert "index.html" not in template
+    found = assemble.with_home(template)
+    assert '<span>report</span><a href="index.html">Documentation</a>' in found
+    assert assemble.HOME_MARK not in found
+
+
 def test_what_is_shut_is_markdown_too():
     text = "<details>\n<summary>a</summary>\n\n| a |\n| --- |\n\n</details>\n```\n<details>\n```"
     assert assemble.with_details(text) == text.replace("<details>", '<details markdown="1">', 1)
@@ -207,6 +216,13 @@ def test_the_site_stands_alone_and_is_found_through(tmp_path: Path):
         for page in pages:
             with open_page(f"{base}/{page}.html", 390, "dark", origin=base) as shown:
                 assert overflows(shown) == [], page
+        with open_page(f"{base}/report.html", 390, origin=base) as page:
+            assert overflows(page) == []
+            page.get_by_role("link", name="Documentation").click()
+            page.wait_for_url(f"{base}/index.html")
+            page.go_back()
+            page.get_by_role("link", name="文档").click()
+            page.wait_for_url(f"{base}/zh/index.html")
         with open_page(f"{base}/guide.html", origin=base) as page:
             page.locator(".md-header .md-select__link[hreflang=zh]").evaluate("e => e.click()")
             page.wait_for_url(f"{base}/zh/guide.html")
