@@ -10,12 +10,13 @@ import functools
 import http.server
 import importlib.util
 import io
+import os
 import re
 import subprocess
 import sys
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -189,6 +190,44 @@ def test_what_a_page_loads_from_elsewhere_is_seen():
 
 # ---- the site
 
+BUILT, STAMP = ROOT / "build" / "site", ROOT / "build" / "site.built"  # by `make docs`
+MADE_OF = ("docs", "src/online_softmax", "benchmarks", "README.md", "README.zh.md",
+           "CONTRIBUTING.md", "CHANGELOG.md", "mkdocs.yml")  # fmt: skip
+
+
+def is_fresh(stamp: Path, made_of: Iterable[Path]) -> bool:
+    """Whether a build that ended well began after the last change of what it is made of."""
+    if not stamp.is_file():
+        return False
+    every = [path for each in made_of for path in (each, *each.rglob("*")) if path.is_file()]
+    times = [path.stat().st_mtime for path in every if "__pycache__" not in path.parts]
+    return max(times) <= stamp.stat().st_mtime
+
+
+def site(folder: Path) -> Path:
+    """The site: what `make docs` built, if it is fresh, else built strictly into a folder."""
+    if is_fresh(STAMP, (ROOT / each for each in MADE_OF)):
+        return BUILT
+    (ROOT / "build" / "docs").mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(folder)]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    return folder
+
+
+def test_a_build_is_used_while_nothing_is_newer(tmp_path: Path):
+    page, cache, stamp = (tmp_path / name for name in ("docs/a.md", "docs/__pycache__/x", "built"))
+    cache.parent.mkdir(parents=True)
+    for path in (page, cache):
+        path.write_text("")
+    assert not is_fresh(stamp, [page.parent])
+    stamp.write_text("")
+    os.utime(stamp, (2e9, 2e9))
+    os.utime(cache, (3e9, 3e9))
+    assert is_fresh(stamp, [page.parent])
+    os.utime(page, (2e9 + 1, 2e9 + 1))
+    assert not is_fresh(stamp, [page.parent])
+
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
@@ -207,11 +246,7 @@ def served(folder: Path) -> Iterator[str]:
 def test_the_site_stands_alone_and_is_found_through(tmp_path: Path):
     """Built strictly; no error in the console, no request elsewhere, no page wider than a phone."""
     pytest.importorskip("mkdocs", reason="mkdocs is missing: the extra docs brings it")
-    (ROOT / "build" / "docs").mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path)]
-    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert built.returncode == 0, built.stderr
-    with served(tmp_path) as base:
+    with served(site(tmp_path)) as base:
         pages = ("index", "lessons/index", "reference/rows", "performance", "zh/guide")
         for page in pages:
             with open_page(f"{base}/{page}.html", 390, "dark", origin=base) as shown:
