@@ -18,6 +18,7 @@ from online_softmax.lab.inputs import BadInput
 from online_softmax.lab.reportdata import Report
 from online_softmax.lab.reportsheet import Sheet, markdown
 from online_softmax.lab.results import save
+from online_softmax.lab.storedlines import text_of
 from report_kit import (
     CELL,
     H200,
@@ -69,7 +70,7 @@ def test_nothing_to_report_is_one_sentence(text: str, said: str, kind: str, tmp_
 
 def test_a_ladder_that_is_headless_is_refused(tmp_path: Path):
     path = tmp_path / "given.jsonl"
-    path.write_text(climb().to_lines().split("\n", 1)[1])
+    path.write_text(text_of(climb().to_json()).split("\n", 1)[1])
     assert "has no header before it" in refusal("report", path)
 
 
@@ -88,7 +89,7 @@ def test_words_are_refused(stored: Path):
     assert "-o" in refusal("report", stored, "-o", "")
     both = stored / "ladder.jsonl"
     assert "both name" in refusal("report", both, "-o", both)
-    assert both.read_text() == climb().to_lines()
+    assert both.read_text() == text_of(climb().to_json())
 
 
 # ---- what is written
@@ -269,5 +270,5 @@ def test_tiles_are_figures_of_the_tables(stored: Path):
 def test_the_latest_climb_of_a_cell_is_shown(tmp_path: Path):
     old, new = climb(of_copy=0.5), climb(of_copy=0.7)
     path = tmp_path / "both.jsonl"
-    path.write_text(old.to_lines() + new.to_lines())
+    path.write_text(text_of(old.to_json()) + text_of(new.to_json()))
     assert Report(reportread.read([path])).runs == [new]

@@ -24,6 +24,7 @@ from online_softmax.lab import (
 )
 from online_softmax.lab.reportdata import Report
 from online_softmax.lab.results import save
+from online_softmax.lab.storedlines import text_of
 from report_kit import CELL, STORED, bench_text, cell_row, climb, entry, report_of, rows
 
 pytest.importorskip("plotly", reason="the page needs plotly (the extra lab)")
@@ -179,7 +180,7 @@ def test_a_machine_of_another_shape_is_refused(tmp_path: Path):
     head, cell = map(json.loads, bench_text(*rows()[:1]).splitlines())
     path = written(tmp_path / "given.jsonl", put(head, "machine", "l2_bytes", None), cell)
     assert "machine.l2_bytes is None there" in refusal("report", path)
-    lines = [json.loads(line) for line in climb().to_lines().splitlines()]
+    lines = [json.loads(line) for line in text_of(climb().to_json()).splitlines()]
     written(path, put(lines[0], "machine", {"multiprocessors": "x"}), *lines[1:])
     assert "machine.multiprocessors is 'x' there" in refusal("report", path)
 
@@ -206,7 +207,7 @@ def test_counters_of_another_shape_are_refused(
 
 
 def test_figures_that_lack_their_other_half(tmp_path: Path):
-    head, *rungs = (json.loads(line) for line in climb().to_lines().splitlines())
+    head, *rungs = (json.loads(line) for line in text_of(climb().to_json()).splitlines())
     path = written(tmp_path / "ladder.jsonl", {**head, "copy_us": None}, *rungs)
     assert "a copy reaches" not in command("ladder", "--from", path)
     found = json.loads((FORMER / "former-ncu-4096x4096-float32.json").read_text())
