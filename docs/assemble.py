@@ -123,6 +123,17 @@ def resolve(target: str, page: str) -> str:
     return path if (ROOT / path).is_file() and not path.startswith("..") else ""
 
 
+def english_of(page: str) -> str:
+    """The page that one is the translation of."""
+    return re.sub(rf"\.({'|'.join(LANGUAGES)})\.md$", ".md", page)
+
+
+def aside(page: str, english: str) -> str:
+    """From a translation to a part of its English page: MkDocs would stay in the language."""
+    up = "../" * (place(page).count("/") + 1)
+    return f"{up}{place(english).removesuffix('.md')}.html"
+
+
 def relink(text: str, page: str) -> str:
     """The text of a page of the repository with its links as they are in the site."""
     here = posixpath.dirname(place(page)) or "."
@@ -131,6 +142,8 @@ def relink(text: str, page: str) -> str:
         if re.match(r"[a-z]+:|#|//", match[2]) or not (path := resolve(match[2], page)):
             return match[0]
         _, mark, name = match[2].partition("#")
+        if mark and path != page and path == english_of(page):
+            return f'<a href="{aside(page, path)}#{name}">{match[1][1:-2]}</a>'
         to = posixpath.relpath(place(path), here)
         for language in LANGUAGES:  # MkDocs takes the page of the language that is read
             to = to.replace(f".{language}.md", ".md")

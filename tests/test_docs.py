@@ -136,6 +136,10 @@ def test_links_are_turned_to_the_copies():
     )
     assert assemble.relink("[a](docs/guide.md)", "CHANGELOG.md") == "[a](guide.md)"
     assert assemble.relink("[a](../choosing.md)", "docs/lessons/safe.md") == "[a](../choosing.md)"
+    said = "[a](b.md) [c](safe.md#what) [d](safe.md)"
+    assert assemble.relink(said, "docs/lessons/safe.zh.md") == (
+        '[a](b.md) <a href="../../lessons/safe.html#what">c</a> [d](safe.md)'
+    )
     code = "```\n[a](../README.md)\n```"
     assert assemble.relink(code, "docs/api.md") == code
 
