@@ -23,6 +23,7 @@ from online_softmax.lab import (
     cpufit,
     fusedsizes,
     grid,
+    opbench,
 )
 from online_softmax.lab.cpufit import Rates
 from online_softmax.lab.grid import Cell
@@ -113,6 +114,19 @@ def test_rates_come_from_calls_of_every_operation():
 
 
 @without_gpu
+def test_what_a_file_has_is_not_too_long(tmp_path: Path):
+    """A cell that was measured is no reason to end the run, however long it would take."""
+    saved, long = tmp_path / "run.jsonl", Cell("softmax", "float32", 2**20, 4096)
+    row = benchfile.line("cell", opbench.blank(long, "normal"))
+    saved.write_text(benchfile.header_line(HEADER) + row)
+    words = ("softmax", "--cells", f"{long.rows}x{long.cols},8x64", "--save", saved, "--resume")
+    done = invoke(*words)
+    assert done.exit_code == 0, done.output
+    assert "[1/1] softmax float32 8 x 64" in done.stderr
+    assert "longer" not in done.stderr
+
+
+@without_gpu
 def test_the_command_says_the_sizes_and_the_time_left():
     done = invoke("attention_decode", "merge", "--json")
     assert done.exit_code == 0, done.output
@@ -144,4 +158,5 @@ def test_the_list_of_operations_makes_no_contender(monkeypatch: pytest.MonkeyPat
     assert (softmax["op"], softmax["grids"]["odd"]) == ("softmax", len(grid.ODD_COLS))
     assert {"ours", "torch", "compile", "tutorial"} <= set(softmax["contenders"])
     assert found["installed"]["torch"] == torch.__version__
-    assert "bench takes operations" in invoke("--list", "--grid", "odd").stderr
+    for words in (("--grid", "odd"), ("--accuracy",), ("--repeat", "2")):
+        assert "bench takes operations" in invoke("--list", *words).stderr

@@ -72,7 +72,8 @@ def bench(
             arguments.nothing_beside("--from", {**given, "--save": None})
             _stored([*(stored or ()), *(ops or ())], as_json, kept)
         return
-    if listed and not any((ops, *(text for name, text in texts.items() if name not in DEFAULTED))):
+    alone = [text for name, text in texts.items() if name not in DEFAULTED]
+    if listed and not any((ops, prepare, accuracy, resume, repeat, seconds, workers, *alone)):
         benchlist.overview(as_json)
         return
     if sum((bool(ops), bool(tune), bool(host))) != 1:
@@ -240,7 +241,7 @@ def _run(asked: Asked, setting: Setting, log: Log, header: Header, is_tuning: bo
 
     begun, cells, price = time.perf_counter(), asked.cells, None
     if asked.is_cpu:
-        cells, price, said = cpufit.chosen(asked, setting)
+        cells, price, said = cpufit.chosen(asked, setting, log)
         if said:
             _note(said)
 

@@ -121,6 +121,16 @@ class Found:
     left: int  # cells, when the seconds were over
 
 
+def missing(cells: Sequence[Cell], log: benchfile.Log, values: str) -> list[Cell]:
+    """The cells that a log does not have."""
+
+    def is_there(cell: Cell) -> bool:
+        is_kept = cell.op == LINEAR and linearcells.is_kept(log, cell)
+        return is_kept or log.has(cell, values)
+
+    return [cell for cell in cells if not is_there(cell)]
+
+
 def run(
     cells: Sequence[Cell], make: Make, setting: Setting, outlet: Outlet, repeat: int = 1
 ) -> Found:
@@ -139,11 +149,5 @@ def run(
         row = opbench.blank(cell, setting.values)
         return benchfile.line("cell", {**vars(row), "entries": [vars(broken.entry)]})
 
-    def is_there(cell: Cell) -> bool:
-        if cell.op == LINEAR and linearcells.is_kept(outlet.log, cell):
-            return True
-        return outlet.log.has(cell, setting.values)
-
-    todo = [cell for cell in cells if not is_there(cell)]
-    left = each(todo, one, lost, outlet)
+    left = each(missing(cells, outlet.log, setting.values), one, lost, outlet)
     return Found(tuple(rows), tuple(others), left)

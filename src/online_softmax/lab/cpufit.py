@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from online_softmax.lab import buffersets, contenders, fusedcells, linear, linearcells
+from online_softmax.lab import benchrun, buffersets, contenders, fusedcells, linear, linearcells
 from online_softmax.lab.benchask import Asked
 from online_softmax.lab.benchclock import Setting
+from online_softmax.lab.benchfile import Log
 from online_softmax.lab.fusedsizes import LINEAR, MERGE, parsed, written
 from online_softmax.lab.grid import Cell
 from online_softmax.lab.inputs import BadInput
@@ -133,17 +134,19 @@ def _linear_seconds(cell: Cell, setting: Setting) -> list[float]:
 # ---- what follows from it
 
 
-def chosen(asked: Asked, setting: Setting) -> tuple[list[Cell], Price, str]:
-    """The cells to measure of those asked for, what each will take, and a line that says so.
+def chosen(asked: Asked, setting: Setting, log: Log) -> tuple[list[Cell], Price, str]:
+    """The cells to measure of those asked for that a log does not have, what each will take, and a
+    line that says so; "" where there is nothing to say.
 
     Raises:
         BadInput: each would take longer than the whole run may.
     """
-    known = rates(asked.cells, setting, asked.rivals, asked.repeat)
-    if not asked.is_default:
-        return asked.cells, known.price, too_long(asked.cells, known, asked.seconds)
-    cells = fitted(asked.cells, known, asked.seconds)
-    return cells, known.price, said(asked.cells, cells, known, asked.seconds)
+    todo = benchrun.missing(asked.cells, log, asked.values)
+    known = rates(todo, setting, asked.rivals, asked.repeat)
+    if not (asked.is_default and todo):
+        return todo, known.price, too_long(todo, known, asked.seconds)
+    cells = fitted(todo, known, asked.seconds)
+    return cells, known.price, said(todo, cells, known, asked.seconds)
 
 
 def fitted(cells: Sequence[Cell], rates: Rates, seconds: float) -> list[Cell]:
