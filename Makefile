@@ -91,7 +91,9 @@ readme: $(SETUP) $(TORCH) ## draw README's tables and pictures again from the st
 docs: export NO_MKDOCS_2_WARNING = 1
 docs: $(SETUP) $(TORCH) ## the documentation site, into build/site; anything amiss is an error
 	@mkdir -p build/docs
+	@rm -f build/site.built && touch build/site.begun
 	$(RUN) -m mkdocs build $(ARGS)
+	@mv build/site.begun build/site.built # tests take this build, if nothing is newer
 	@echo "build/site/index.html opens in a browser; make docs-serve serves it, with its search."
 
 docs-serve: export NO_MKDOCS_2_WARNING = 1

@@ -35,6 +35,10 @@ COMMANDS = {
 }
 TRACE_MARK = "<!-- trace -->"
 REPORT_MARK = "<!-- report -->"
+HOME_MARK = "<!-- home -->"  # in the report, where it is part of the site
+HOME = (
+    '<a href="index.html">Documentation</a><a href="zh/index.html" hreflang="zh" lang="zh">文档</a>'
+)
 REPORT_WORDS = {"": "All that was measured, as one page", "zh": "全部测量结果，一个网页"}
 TRACE_WORDS = {"": "Open it in a window of its own", "zh": "在单独的窗口中打开"}
 
@@ -119,6 +123,17 @@ def resolve(target: str, page: str) -> str:
     return path if (ROOT / path).is_file() and not path.startswith("..") else ""
 
 
+def english_of(page: str) -> str:
+    """The page that one is the translation of."""
+    return re.sub(rf"\.({'|'.join(LANGUAGES)})\.md$", ".md", page)
+
+
+def aside(page: str, english: str) -> str:
+    """From a translation to a part of its English page: MkDocs would stay in the language."""
+    up = "../" * (place(page).count("/") + 1)
+    return f"{up}{place(english).removesuffix('.md')}.html"
+
+
 def relink(text: str, page: str) -> str:
     """The text of a page of the repository with its links as they are in the site."""
     here = posixpath.dirname(place(page)) or "."
@@ -127,6 +142,8 @@ def relink(text: str, page: str) -> str:
         if re.match(r"[a-z]+:|#|//", match[2]) or not (path := resolve(match[2], page)):
             return match[0]
         _, mark, name = match[2].partition("#")
+        if mark and path != page and path == english_of(page):
+            return f'<a href="{aside(page, path)}#{name}">{match[1][1:-2]}</a>'
         to = posixpath.relpath(place(path), here)
         for language in LANGUAGES:  # MkDocs takes the page of the language that is read
             to = to.replace(f".{language}.md", ".md")
@@ -195,6 +212,11 @@ def with_pages(text: str, path: str) -> str:
     return text.replace(TRACE_MARK, f"{frame}\n\n{link}")
 
 
+def with_home(text: str) -> str:
+    """A page that a command wrote, with a link back to the site where it has a place for one."""
+    return text.replace(HOME_MARK, HOME, 1)
+
+
 def write_by_command(path: Path, arguments: Sequence[str]) -> None:
     """Write a page by the command that makes it; its name comes last."""
     fresh = path.with_suffix(".new.html")
@@ -204,7 +226,7 @@ def write_by_command(path: Path, arguments: Sequence[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}: {done.stderr}")
-    write(path, fresh.read_bytes())
+    write(path, with_home(fresh.read_text(encoding="utf-8")).encode())
     fresh.unlink()
 
 

@@ -14,7 +14,7 @@ from online_softmax.lab.inputs import BadInput
 def test_examples_in_docstrings_hold():
     from online_softmax.lab import (
         accuracy,
-        benchshow,
+        benchlist,
         contenders,
         doubts,
         fusedsizes,
@@ -26,7 +26,7 @@ def test_examples_in_docstrings_hold():
     for module in (
         accuracy,
         grid,
-        benchshow,
+        benchlist,
         contenders,
         doubts,
         fusedsizes,

@@ -69,12 +69,30 @@ def test_explain():
     assert run("explain", 3, 4, "--dtype", "double").startswith("reference: ")
     page = run("explain", 8192, 128256, "--dtype", "bf16", "--arch", "90", "--op", "cross_entropy")
     said = online_softmax.explain(8192, 128256, "bfloat16", "sm_90a", op="cross_entropy")
-    assert page.rstrip("\n") == said
+    assert page.rstrip("\n").rpartition("\n")[0] == said
     words = ("--op", "attention", "--kv-heads", 8, "--batch", 64)
     said = online_softmax.explain(
         1, 65536, "bfloat16", "sm_90a", op="attention", kv_heads=8, batch=64
     )
-    assert run("explain", 1, 65536, "--dtype", "bf16", "--arch", "90", *words).rstrip("\n") == said
+    page = run("explain", 1, 65536, "--dtype", "bf16", "--arch", "90", *words)
+    assert page.rstrip("\n").rpartition("\n")[0] == said
+
+
+@pytest.mark.parametrize("op", explanation.OPERATIONS)
+def test_explain_says_of_which_architecture(op: str, monkeypatch: pytest.MonkeyPatch):
+    """And how to ask about another, of every operation."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    others = "sm_75, sm_80, sm_86, sm_89, sm_100a, sm_120"
+    last = run("explain", 8, 1024, "--op", op).splitlines()[-1]
+    assert last == (
+        "  this is of sm_90a (H200), since no GPU is here; --arch asks about another: " + others
+    )
+    last = run("explain", 8, 1024, "--op", op, "--arch", "sm_120").splitlines()[-1]
+    assert last.startswith("  this is of sm_120 (RTX 5090), as asked; --arch asks about another: ")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("online_softmax.jit.device_arch", lambda: "sm_80")
+    last = run("explain", 8, 1024, "--op", op).splitlines()[-1]
+    assert last.startswith("  this is of sm_80 (A100 80GB), the GPU here; --arch asks about ")
 
 
 def test_explain_on_several_architectures():

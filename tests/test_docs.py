@@ -10,12 +10,13 @@ import functools
 import http.server
 import importlib.util
 import io
+import os
 import re
 import subprocess
 import sys
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,10 @@ def test_links_are_turned_to_the_copies():
     )
     assert assemble.relink("[a](docs/guide.md)", "CHANGELOG.md") == "[a](guide.md)"
     assert assemble.relink("[a](../choosing.md)", "docs/lessons/safe.md") == "[a](../choosing.md)"
+    said = "[a](b.md) [c](safe.md#what) [d](safe.md)"
+    assert assemble.relink(said, "docs/lessons/safe.zh.md") == (
+        '[a](b.md) <a href="../../lessons/safe.html#what">c</a> [d](safe.md)'
+    )
     code = "```\n[a](../README.md)\n```"
     assert assemble.relink(code, "docs/api.md") == code
 
@@ -161,6 +166,15 @@ def test_pages_that_commands_write_are_shown():
     assert "](trace.html#lang=zh)" in said
 
 
+def test_the_report_leads_back_to_the_site():
+    """Where it is part of it; a page that a person writes has no such link."""
+    template = (ROOT / "src/online_softmax/lab/web/report.html").read_text()
+    assert "index.html" not in template
+    found = assemble.with_home(template)
+    assert '<span>report</span><a href="index.html">Documentation</a>' in found
+    assert assemble.HOME_MARK not in found
+
+
 def test_what_is_shut_is_markdown_too():
     text = "<details>\n<summary>a</summary>\n\n| a |\n| --- |\n\n</details>\n```\n<details>\n```"
     assert assemble.with_details(text) == text.replace("<details>", '<details markdown="1">', 1)
@@ -180,6 +194,44 @@ def test_what_a_page_loads_from_elsewhere_is_seen():
 
 # ---- the site
 
+BUILT, STAMP = ROOT / "build" / "site", ROOT / "build" / "site.built"  # by `make docs`
+MADE_OF = ("docs", "src/online_softmax", "benchmarks", "README.md", "README.zh.md",
+           "CONTRIBUTING.md", "CHANGELOG.md", "mkdocs.yml")  # fmt: skip
+
+
+def is_fresh(stamp: Path, made_of: Iterable[Path]) -> bool:
+    """Whether a build that ended well began after the last change of what it is made of."""
+    if not stamp.is_file():
+        return False
+    every = [path for each in made_of for path in (each, *each.rglob("*")) if path.is_file()]
+    times = [path.stat().st_mtime for path in every if "__pycache__" not in path.parts]
+    return max(times) <= stamp.stat().st_mtime
+
+
+def site(folder: Path) -> Path:
+    """The site: what `make docs` built, if it is fresh, else built strictly into a folder."""
+    if is_fresh(STAMP, (ROOT / each for each in MADE_OF)):
+        return BUILT
+    (ROOT / "build" / "docs").mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(folder)]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    return folder
+
+
+def test_a_build_is_used_while_nothing_is_newer(tmp_path: Path):
+    page, cache, stamp = (tmp_path / name for name in ("docs/a.md", "docs/__pycache__/x", "built"))
+    cache.parent.mkdir(parents=True)
+    for path in (page, cache):
+        path.write_text("")
+    assert not is_fresh(stamp, [page.parent])
+    stamp.write_text("")
+    os.utime(stamp, (2e9, 2e9))
+    os.utime(cache, (3e9, 3e9))
+    assert is_fresh(stamp, [page.parent])
+    os.utime(page, (2e9 + 1, 2e9 + 1))
+    assert not is_fresh(stamp, [page.parent])
+
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
@@ -198,15 +250,18 @@ def served(folder: Path) -> Iterator[str]:
 def test_the_site_stands_alone_and_is_found_through(tmp_path: Path):
     """Built strictly; no error in the console, no request elsewhere, no page wider than a phone."""
     pytest.importorskip("mkdocs", reason="mkdocs is missing: the extra docs brings it")
-    (ROOT / "build" / "docs").mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path)]
-    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert built.returncode == 0, built.stderr
-    with served(tmp_path) as base:
+    with served(site(tmp_path)) as base:
         pages = ("index", "lessons/index", "reference/rows", "performance", "zh/guide")
         for page in pages:
             with open_page(f"{base}/{page}.html", 390, "dark", origin=base) as shown:
                 assert overflows(shown) == [], page
+        with open_page(f"{base}/report.html", 390, origin=base) as page:
+            assert overflows(page) == []
+            page.get_by_role("link", name="Documentation").click()
+            page.wait_for_url(f"{base}/index.html")
+            page.go_back()
+            page.get_by_role("link", name="文档").click()
+            page.wait_for_url(f"{base}/zh/index.html")
         with open_page(f"{base}/guide.html", origin=base) as page:
             page.locator(".md-header .md-select__link[hreflang=zh]").evaluate("e => e.click()")
             page.wait_for_url(f"{base}/zh/guide.html")

@@ -15,9 +15,10 @@ from online_softmax import (
     explain,
     explanation,
     linearplan,
+    mergekernels,
     rowchoice,
 )
-from online_softmax.cuda import tokenstats_launch
+from online_softmax.cuda import merge_launch, tokenstats_launch
 from online_softmax.plan import Problem
 
 needs_cuda_bindings = pytest.mark.skipif(
@@ -69,6 +70,22 @@ def test_linear_cross_entropy() -> None:
     assert f"1 group of {cut.group} tokens in chunks of {cut.chunk}" in found[1]
     most = linearplan.most_bytes("fast", 8192, 4096, 128_256, 4, 2)
     assert f"{most / 1e6:.0f} MB" in found[1]
+
+
+@needs_cuda_bindings
+def test_merge() -> None:
+    """As many blocks as the launch has."""
+    found = lines(4096, 128, "bfloat16", op="merge", parts=4)
+    out, lse = torch.empty(4096, 128, dtype=torch.bfloat16, device="meta"), torch.empty(4096)
+    work = merge_launch.forward([lse] * 4, [], [out] * 4, "e", lse, lse, out)
+    assert f": {work[0].grid} blocks for 132 multiprocessors: one read of each" in found[0]
+    assert found[0].startswith("merge: 4 pairs in one kernel, 16 lanes a row, 256 threads a block")
+    most = mergekernels.MOST_PARTS
+    for parts in (1, most + 1):
+        (line,) = lines(4096, 128, op="merge", parts=parts)
+        assert line.endswith(f"a kernel merges 2 to {most} pairs; this is {parts}")
+    assert "no element" in lines(0, 128, op="merge")[0]
+    assert "nobody has measured sm_80" in lines(4096, 128, arch="sm_80", op="merge")[-1]
 
 
 @needs_triton

@@ -18,6 +18,7 @@ from online_softmax.lab.inputs import BadInput
 from online_softmax.lab.reportdata import Report
 from online_softmax.lab.reportsheet import Sheet, markdown
 from online_softmax.lab.results import save
+from online_softmax.lab.storedlines import text_of
 from report_kit import (
     CELL,
     H200,
@@ -69,7 +70,7 @@ def test_nothing_to_report_is_one_sentence(text: str, said: str, kind: str, tmp_
 
 def test_a_ladder_that_is_headless_is_refused(tmp_path: Path):
     path = tmp_path / "given.jsonl"
-    path.write_text(climb().to_lines().split("\n", 1)[1])
+    path.write_text(text_of(climb().to_json()).split("\n", 1)[1])
     assert "has no header before it" in refusal("report", path)
 
 
@@ -88,7 +89,7 @@ def test_words_are_refused(stored: Path):
     assert "-o" in refusal("report", stored, "-o", "")
     both = stored / "ladder.jsonl"
     assert "both name" in refusal("report", both, "-o", both)
-    assert both.read_text() == climb().to_lines()
+    assert both.read_text() == text_of(climb().to_json())
 
 
 # ---- what is written
@@ -125,7 +126,7 @@ def test_the_stored_results_make_a_page_under_eight_megabytes():
     found = data(text)
     assert len(found["bench"]["cells"]) > 2000
     assert len(found["ladder"]) == 8
-    assert {"accuracy", "memory", "host", "marks"} <= set(found["sheets"])
+    assert {"accuracy", "memory", "attention_memory", "host", "marks"} <= set(found["sheets"])
     assert found["fused"] == ["attention", "attention_backward", "attention_decode", "merge"]
     assert found["tiles"][0]["of"] == "of a copy's speed, the ladder's best"
 
@@ -144,6 +145,29 @@ def test_tables_hold_what_was_stored(stored: Path, tmp_path: Path):
     )
     assert "| `" not in text
     assert "after safe: reads 3 to 2, 1.00 times as fast" in text
+
+
+def test_attention_s_memory_is_a_table_and_a_picture(tmp_path: Path):
+    """Each contender as it was measured last; bytes as stored."""
+    sizes = {"tokens": 131072, "head_dim": 128, "dtype": "bfloat16", "inputs_bytes": 100_000_000,
+             "matrix_bytes_computed": 4 * 131072**2}  # fmt: skip
+    many = (("ours", 30, 99), ("torch, flash", 34, 236), ("ours", 33, 169))
+    lines = tuple(
+        {"kind": "attention_memory", "contender": name, "forward_bytes": forward * 10**6,
+         "with_backward_bytes": both * 10**6, **sizes}
+        for name, forward, both in many
+    )  # fmt: skip
+    path = tmp_path / "memory.jsonl"
+    path.write_text(bench_text(others=lines))
+    command("report", path, "--format", "md", "-o", tmp_path / "report.md")
+    memory = (tmp_path / "report.md").read_text().partition("\n## Memory\n")[2]
+    of = "| bfloat16, 131,072 queries and keys, head_dim 128"
+    assert f"{of} | ours | 33 | 169 | 100 | 68.72 |\n{of} | torch, flash | 34 | 236 |" in memory
+    assert "would be 68.7 GB in float32." in memory
+    pytest.importorskip("matplotlib")
+    command("report", path, "--format", "png", "-o", tmp_path / "drawn")
+    assert [each.name for each in (tmp_path / "drawn").iterdir()] == ["attention_memory.png"]
+    assert (tmp_path / "drawn" / "attention_memory.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_cell_of_a_table_is_one_line():
@@ -246,5 +270,5 @@ def test_tiles_are_figures_of_the_tables(stored: Path):
 def test_the_latest_climb_of_a_cell_is_shown(tmp_path: Path):
     old, new = climb(of_copy=0.5), climb(of_copy=0.7)
     path = tmp_path / "both.jsonl"
-    path.write_text(old.to_lines() + new.to_lines())
+    path.write_text(text_of(old.to_json()) + text_of(new.to_json()))
     assert Report(reportread.read([path])).runs == [new]

@@ -221,6 +221,48 @@ def test_downloads(small: Path):
         assert overflows(page) == []
 
 
+NAMED = """[...document.querySelectorAll("#plot-roofline .annotation-text-g")].map((each) => {
+  const box = each.getBoundingClientRect();
+  return [each.textContent.trim(), box.left, box.top, box.right, box.bottom]; })"""
+HEIGHTS = """[...document.querySelectorAll(".canvas")].map((each) =>
+  [each.id, each.clientHeight, each._fullLayout.height])"""
+FRAME = """[...document.querySelectorAll("#plot-roofline .nsewdrag")].map((each) => {
+  const box = each.getBoundingClientRect();
+  return [box.left, box.top, box.right, box.bottom]; })[0]"""
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_no_name_of_the_roofline_covers_another(width: int, tmp_path: Path):
+    """Of each matrix, also after the window was made narrower; and nearly all have room."""
+    with open_page(written(tmp_path / "report.html", *STORED.glob("ladder-*")), width) as page:
+        ready(page)
+        sizes = figure(page, "roofline").get_by_label("Matrix")
+        matrices = page.evaluate("data.ladder.filter((run) => run.roof).map((run) => run.size)")
+        for i, matrix in enumerate(dict.fromkeys(each.rpartition(" ")[0] for each in matrices)):
+            if width < 640:
+                sizes.select_option(matrix)
+            else:
+                figure(page, "roofline").get_by_label(matrix, exact=True).check()
+            if width > 640 and i == 1:
+                high = page.evaluate(HEIGHTS)
+                page.set_viewport_size({"width": 900, "height": 900})
+                drawn = "document.getElementById('plot-roofline')._fullLayout.width < 900"
+                for _ in range(100):  # the page's policy forbids what wait_for_function evaluates
+                    if page.evaluate(drawn):
+                        break
+                    page.wait_for_timeout(50)
+                assert page.evaluate(HEIGHTS) == high
+            named, (left, top, right, bottom) = page.evaluate(NAMED), page.evaluate(FRAME)
+            assert len([name for name, *_ in named if name in ("v0", "safe", "t_online")]) == 6
+            assert len(named) >= 15
+            for name, *box in named:
+                assert left - 1 <= box[0] <= box[2] <= right + 1, (matrix, name)
+                assert top - 1 <= box[1] <= box[3] <= bottom + 1, (matrix, name)
+            for (one, *a), (other, *b) in itertools.combinations(named, 2):
+                apart = a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
+                assert apart, f"{matrix}: {one} covers {other}"
+
+
 def test_counts_without_times_are_drawn(tmp_path: Path):
     save(climb(is_timed=False), tmp_path / "run.jsonl")
     with open_page(written(tmp_path / "report.html", tmp_path / "run.jsonl"), 390) as page:

@@ -24,6 +24,7 @@ from online_softmax.lab import (
 )
 from online_softmax.lab.reportdata import Report
 from online_softmax.lab.results import save
+from online_softmax.lab.storedlines import text_of
 from report_kit import CELL, STORED, bench_text, cell_row, climb, entry, report_of, rows
 
 pytest.importorskip("plotly", reason="the page needs plotly (the extra lab)")
@@ -50,8 +51,12 @@ def hostile(folder: Path) -> Path:
              "values": LINK, "device": "cuda", "ours": errors, "torch": errors}  # fmt: skip
     rates = {"kind": "attention", "what": "decode", "batch": 1, "keys": 4096, "unit": "GB/s",
              "rates": dict.fromkeys(WORDS, 66.0), "rounds_ms": {}}  # fmt: skip
+    memory = [{"kind": "attention_memory", "contender": w, "tokens": 8, "head_dim": 8,
+               "dtype": LINK, "forward_bytes": 10**6, "with_backward_bytes": 10**7,
+               "inputs_bytes": 10**6, "matrix_bytes_computed": 256} for w in WORDS]  # fmt: skip
     text = bench_text(
-        replace(row, entries=(*row.entries[:3], said, *more)), others=(host, linear, exact, rates)
+        replace(row, entries=(*row.entries[:3], said, *more)),
+        others=(host, linear, exact, rates, *memory),
     )
     (folder / "bench.jsonl").write_text(text)
     run = climb()
@@ -67,7 +72,7 @@ def test_no_word_of_a_file_is_markup(tmp_path: Path):
         page.wait_for_selector("html[data-ready=yes]")
         plots = page.eval_on_selector_all(".canvas", "all => all.map((each) => each.id)")
         assert {"plot-ladder", "plot-speed", "plot-accuracy", "plot-memory", "plot-host",
-                "plot-attention-decode"} <= set(plots)  # fmt: skip
+                "plot-attention-decode", "plot-attention-memory"} <= set(plots)  # fmt: skip
         assert page.locator("svg a").count() == 0
         ticks = page.locator("#plot-ladder .ytick text").all_text_contents()
         assert {each.strip() for each in ticks} >= set(WORDS)
@@ -175,7 +180,7 @@ def test_a_machine_of_another_shape_is_refused(tmp_path: Path):
     head, cell = map(json.loads, bench_text(*rows()[:1]).splitlines())
     path = written(tmp_path / "given.jsonl", put(head, "machine", "l2_bytes", None), cell)
     assert "machine.l2_bytes is None there" in refusal("report", path)
-    lines = [json.loads(line) for line in climb().to_lines().splitlines()]
+    lines = [json.loads(line) for line in text_of(climb().to_json()).splitlines()]
     written(path, put(lines[0], "machine", {"multiprocessors": "x"}), *lines[1:])
     assert "machine.multiprocessors is 'x' there" in refusal("report", path)
 
@@ -202,7 +207,7 @@ def test_counters_of_another_shape_are_refused(
 
 
 def test_figures_that_lack_their_other_half(tmp_path: Path):
-    head, *rungs = (json.loads(line) for line in climb().to_lines().splitlines())
+    head, *rungs = (json.loads(line) for line in text_of(climb().to_json()).splitlines())
     path = written(tmp_path / "ladder.jsonl", {**head, "copy_us": None}, *rungs)
     assert "a copy reaches" not in command("ladder", "--from", path)
     found = json.loads((FORMER / "former-ncu-4096x4096-float32.json").read_text())

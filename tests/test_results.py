@@ -13,6 +13,7 @@ import pytest
 from ladder_kit import EMPTY, on_cpu, timed
 from online_softmax.lab import ladder, results
 from online_softmax.lab.results import Result, Run
+from online_softmax.lab.storedlines import text_of
 
 
 @on_cpu
@@ -23,7 +24,7 @@ def test_results_are_read_as_they_were_saved(whole: Run, tmp_path):
         assert results.read(path) == [run]
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         assert [line["kind"] for line in lines] == ["header"] + ["rung"] * len(ladder.NAMES)
-    path.write_text(whole.to_lines() + timed(whole).to_lines())
+    path.write_text(text_of(whole.to_json()) + text_of(timed(whole).to_json()))
     assert results.read(path) == [whole, timed(whole)]
     path.write_text(json.dumps(whole.to_json(), indent=2))
     assert results.read(path) == [whole]
@@ -43,7 +44,7 @@ def test_results_name_the_code_that_made_them(whole: Run, tmp_path: Path):
 def test_json_has_no_nan():
     result = Result("safe", "safe", "cuda", "", max_error=math.nan, every_us={"32": math.inf})
     header = EMPTY
-    text = Run(header, (result,)).to_lines()
+    text = text_of(Run(header, (result,)).to_json())
     rung_line = json.loads(text.splitlines()[1])
     assert (rung_line["max_error"], rung_line["every_us"]) == (None, {"32": None})
 

@@ -1,5 +1,5 @@
 """What `explain` says of what is not softmax: the other row operations, token_stats,
-linear_cross_entropy and attention. Each function gives lines, the first with the kernel."""
+linear_cross_entropy, attention and merges. Each function gives lines, the first with the kernel."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from online_softmax import (
     decodeplan,
     invariance,
     linearplan,
+    mergekernels,
     rowchoice,
     rowplan,
 )
@@ -22,6 +23,7 @@ ROWS = (*rowplan.OPERATIONS, *rowplan.ELEMENTWISE)
 SIZES: dict[str, dict[str, int]] = {  # what an op takes beside rows and cols, and what it is if not
     "linear_cross_entropy": {"hidden": 4096},
     "attention": {"batch": 1, "heads": 32, "kv_heads": 0, "head_dim": 128},
+    "merge": {"parts": 2},
 }
 ITEM_BYTES = {**rowplan.ITEM_BYTES, "float64": 8}
 FLOAT_BYTES = 4
@@ -164,6 +166,29 @@ def _not_by_cuda(problem: Problem, q_shape: tuple[int, ...], k_shape: tuple[int,
     q, k = (torch.empty(shape, dtype=dtype, device="meta") for shape in (q_shape, k_shape))
     unfit = decodekernels.unfit(q, k, k, None, None, None)
     return "; ".join([*decodekernels.of_device(problem.arch), *unfit])
+
+
+def of_merge(problem: Problem, parts: int) -> list[str]:
+    """merge_outputs of pairs (out, lse), each of (rows, cols)."""
+    rows, dim = problem.rows, problem.cols
+    missing = _missing(problem)
+    if not missing and not 2 <= parts <= mergekernels.MOST_PARTS:
+        missing = f"a kernel merges 2 to {mergekernels.MOST_PARTS} pairs; this is {parts}"
+    if not missing and not rows * dim:
+        missing = "there is no element"
+    if missing:
+        return [f"reference: the definition, in PyTorch operations: {missing}"]
+    from online_softmax.cuda import merge_launch
+
+    item = ITEM_BYTES[problem.dtype]
+    lanes, blocks = merge_launch.lanes(dim, item), merge_launch.blocks(rows, dim, item)
+    each = f"{_count(lanes, 'lane')} a row, {merge_launch.BLOCK} threads a block"
+    return [
+        f"merge: {parts} pairs in one kernel, {each}: {_blocks(blocks, problem)}: one read of each "
+        "part, one write",
+        "  lse in float32; gradient by one kernel too: one read of each part, one write",
+        f"  merge() of states in float32 is the same, {mergekernels.MOST_PARTS} at a time",
+    ]
 
 
 def _words(t: attentionplan.Tiles) -> str:

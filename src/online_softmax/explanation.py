@@ -16,6 +16,7 @@ OPERATIONS = (  # what `explain` knows about
     "linear_cross_entropy",
     "token_stats",
     "attention",
+    "merge",
 )
 _LOSS_WHY_NOT = {
     "registers": "the blocks of its clusters would wait for each other, parts of a row do not",
@@ -36,14 +37,15 @@ def explain(
 
     Args:
         rows, cols: the matrix; softmax runs along cols. Of cross_entropy, linear_cross_entropy and
-            token_stats: tokens and classes; of attention: queries and keys of a sequence.
+            token_stats: tokens and classes; of attention: queries and keys of a sequence; of merge:
+            rows and columns of each part's output.
         dtype: "float32", "float16", "bfloat16" or "float64".
         arch: an architecture of plan.ARCHES, "sm_90a" for example.
         op: "softmax", "log_softmax", "logsumexp", the gradient of one ("softmax_backward"),
-            "cross_entropy" (with classes as target), "linear_cross_entropy", "token_stats" or
-            "attention"; these say what their gradient takes too.
+            "cross_entropy" (with classes as target), "linear_cross_entropy", "token_stats",
+            "attention" or "merge" (of pairs); these say what their gradient takes too.
         sizes: of linear_cross_entropy `hidden` (4096 if not given); of attention `batch` (1),
-            `heads` (32), `kv_heads` (as heads) and `head_dim` (128).
+            `heads` (32), `kv_heads` (as heads) and `head_dim` (128); of merge `parts` (2).
 
     Raises:
         TypeError: a size is not a whole number, or is none of the op's.
@@ -108,6 +110,8 @@ def _lines(op: str, problem: Problem, sizes: dict[str, int]) -> list[str]:
         lines = explained.of_linear(problem, **sizes)
     elif op == "token_stats":
         lines = explained.of_stats(problem)
+    elif op == "merge":
+        lines = explained.of_merge(problem, **sizes)
     else:
         lines = explained.of_rows(op, problem)
     return lines if lines[0].startswith("reference") else lines + _unmeasured(problem)

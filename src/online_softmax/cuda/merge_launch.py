@@ -68,10 +68,10 @@ def backward(
 
 def blocks(rows: int, dim: int, itemsize: int) -> int:
     """Of a launch."""
-    return ceil_div(rows, BLOCK // _lanes(dim, itemsize))
+    return ceil_div(rows, BLOCK // lanes(dim, itemsize))
 
 
-def _lanes(dim: int, itemsize: int) -> int:
+def lanes(dim: int, itemsize: int) -> int:
     """That own a row: one for each vector, up to a warp."""
     vectors = ceil_div(dim * itemsize, VECTOR_BYTES)
     return min(next_power_of_two(max(vectors, 1)), WARP)
@@ -82,7 +82,7 @@ def _kernel(name: str, os: Sequence[Tensor], base: str, *contiguous: Tensor) -> 
     (rows, dim), item = os[0].shape, os[0].itemsize
     whole = "true" if is_whole(*os, *contiguous) else "false"
     most = max(next_power_of_two(len(os)), 2)
-    kinds = f"{C_TYPE[os[0].dtype]}, {KINDS[base]}, {_lanes(dim, item)}, {whole}, {most}"
+    kinds = f"{C_TYPE[os[0].dtype]}, {KINDS[base]}, {lanes(dim, item)}, {whole}, {most}"
     return f"{name}<{kinds}>", blocks(rows, dim, item)
 
 

@@ -34,6 +34,7 @@ class Asked:
     resume: bool
     repeat: int = 1
     is_cpu: bool = False  # the CPU is timed
+    is_default: bool = False  # neither a grid nor shapes were asked for
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ def needs_gpu(what: str) -> None:
 
 
 def limit_of(seconds: float | None, is_cpu: bool) -> float:
-    """Of a run: as long as it takes, on a CPU a minute, unless a person says otherwise."""
+    """Of a run: as long as it takes, on a CPU half a minute, unless a person says otherwise."""
     from online_softmax.lab import cpuclock
 
     if seconds is not None:

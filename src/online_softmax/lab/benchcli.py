@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from online_softmax.lab.grid import Cell
 
 WRONG = 1  # exit code: a result of ours is wrong, slower than it was, or there is none
+DEFAULTED = ("--values", "--shard")  # options that have a text though none was given
 
 
 def bench(
@@ -46,7 +47,7 @@ def bench(
     accuracy: options.Accuracy = False,
 ) -> None:
     """Measure cells, or show what was measured."""
-    from online_softmax.lab import arguments, benchclock, contenders
+    from online_softmax.lab import arguments, benchclock, benchlist, contenders
     from online_softmax.lab import grid as grids
     from online_softmax.lab.inputs import BadInput
 
@@ -71,6 +72,10 @@ def bench(
             arguments.nothing_beside("--from", {**given, "--save": None})
             _stored([*(stored or ()), *(ops or ())], as_json, kept)
         return
+    alone = [text for name, text in texts.items() if name not in DEFAULTED]
+    if listed and not any((ops, prepare, accuracy, resume, repeat, seconds, workers, *alone)):
+        benchlist.overview(as_json)
+        return
     if sum((bool(ops), bool(tune), bool(host))) != 1:
         raise BadInput("bench takes operations, or --tune OP, or --host ROWS,COLS, or --from FILE")
     if resume and not save:
@@ -85,9 +90,9 @@ def bench(
     cells = words.cells(named, accuracy)
     grids.named([values], benchclock.VALUES, "--values")
     asked = Asked(cells, contenders.rivals(words.against or ""), values, limit_of(limit, is_cpu),
-                  as_json, kept, resume, times, is_cpu)  # fmt: skip
+                  as_json, kept, resume, times, is_cpu, not (grid or shapes))  # fmt: skip
     if listed:
-        benchshow.list_cells(cells, asked.rivals, as_json)
+        benchlist.cells(cells, asked.rivals, as_json)
     elif prepare:
         _prepare(asked, count or 0)
     elif accuracy:
@@ -232,21 +237,25 @@ def _measure(asked: Asked, is_tuning: bool, host: str) -> None:
 
 
 def _run(asked: Asked, setting: Setting, log: Log, header: Header, is_tuning: bool) -> Part:
-    from online_softmax.lab import benchfile, benchrun, contenders, tune
+    from online_softmax.lab import benchfile, benchrun, contenders, cpufit, tune
 
-    begun = time.perf_counter()
+    begun, cells, price = time.perf_counter(), asked.cells, None
+    if asked.is_cpu:
+        cells, price, said = cpufit.chosen(asked, setting, log)
+        if said:
+            _note(said)
 
     def make(cell: Cell) -> list[Contender]:
         return contenders.contenders(cell, asked.rivals)
 
     with benchshow.progress() as progress:
         emit = benchshow.emit if asked.as_json else None
-        outlet = benchrun.Outlet(log, header, progress, emit, asked.seconds)
+        outlet = benchrun.Outlet(log, header, progress, emit, asked.seconds, price)
         if is_tuning:
             found, left = tune.run(asked.cells, setting, outlet)
             part = benchfile.Part(header, (), tuple(found))
         else:
-            run = benchrun.run(asked.cells, make, setting, outlet, asked.repeat)
+            run = benchrun.run(cells, make, setting, outlet, asked.repeat)
             part, left = benchfile.Part(header, run.rows, run.others), run.left
     if said := benchshow.spent(part.rows, time.perf_counter() - begun):
         _note(said)

@@ -18,13 +18,14 @@ token_stats; attention, attention_backward, attention_decode, merge (of parts of
 linear_cross_entropy, as their public functions. Every contender is compared with float64 first: \
 what is wrong gets no time. Rivals other than torch are timed where the grid asks for them; one \
 that refuses is a row with its reason. A time that beats the card's limit, or of a throttled \
-clock, is marked. Without a GPU the CPU is timed, on a few cells of a second.
+clock, is marked. Without a GPU the CPU is timed, on a few cells that fit half a minute.
 
 \b
 Examples:
   online-softmax bench softmax --grid big --save run.jsonl
   online-softmax bench softmax logsumexp --grid all --shard 0/4 --resume --save run.jsonl
   online-softmax bench softmax --cells 4096x50257,1x1048576 --dtype bf16
+  online-softmax bench --list
   online-softmax bench softmax --grid small --list
   online-softmax bench cross_entropy token_stats --grid all --dtype bf16,fp32 --save loss.jsonl
   online-softmax bench attention attention_backward attention_decode --dtype bf16
@@ -89,7 +90,7 @@ Seconds = Annotated[
     str | None,
     option(
         "Of the whole run: begin no cell after so many; --resume goes on. Default without a GPU: "
-        "50.",
+        "25, and no cell that would end later.",
         "S",
     ),
 ]
@@ -98,7 +99,10 @@ Resume = Annotated[
 ]
 Save = Annotated[str | None, option("Keep each cell as a JSON line, when it is done.", "FILE")]
 Listed = Annotated[
-    bool, typer.Option("--list", help="Run nothing; show the cells and their bytes.")
+    bool,
+    typer.Option(
+        "--list", help="Run nothing; show the cells and their bytes; alone, every operation."
+    ),
 ]
 Stored = Annotated[
     list[str] | None,

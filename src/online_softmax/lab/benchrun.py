@@ -57,6 +57,19 @@ class Outlet:
     progress: Progress | None = None
     emit: Callable[[str], None] | None = None  # gets what the log gets
     seconds: float = float("inf")  # after so many no cell is begun
+    price: Callable[[Cell], float] | None = None  # what a cell will take, where that is known
+
+    def is_over(self, spent: float, cell: Cell) -> bool:
+        """Whether a cell is not begun after so many seconds: they are over, or it would end past
+        them."""
+        return spent + (self.price(cell) if self.price else 0.0) > self.seconds
+
+    def left(self, pace: Pace, spent: float, cells: Sequence[Cell]) -> float | None:
+        """Seconds that the rest will take: as measured, before that as estimated."""
+        found = pace.left(cells)
+        if found is None and self.price:
+            found = sum(map(self.price, cells))
+        return None if found is None else min(found, max(self.seconds - spent, 0.0))
 
     def write(self, text: str) -> None:
         self.log.write(text)
@@ -74,19 +87,20 @@ def each(
     first. `lost` gives the line of a cell that leaves the device unusable, which ends the run.
 
     Returns:
-        How many cells were left when the seconds were over.
+        How many cells were left: the seconds were over, or they would have ended past them.
 
     Raises:
         Broken: the device is unusable.
     """
-    pace, begun = Pace(), time.perf_counter()
-    for done, cell in enumerate(todo):
+    pace, begun, left, head = Pace(), time.perf_counter(), 0, benchfile.header_line(outlet.header)
+    for place, cell in enumerate(todo):
         start = time.perf_counter()
-        if start - begun > outlet.seconds:
-            return len(todo) - done
+        if outlet.is_over(start - begun, cell):
+            left += 1
+            continue
         if outlet.progress:
-            outlet.progress(cell.text, done, len(todo), pace.left(todo[done:]))
-        head = "" if done else benchfile.header_line(outlet.header)
+            seconds = outlet.left(pace, start - begun, todo[place:])
+            outlet.progress(cell.text, place, len(todo), seconds)
         try:
             text = one(cell)
         except Broken as broken:
@@ -94,7 +108,8 @@ def each(
             raise
         pace.add(cell, time.perf_counter() - start)
         outlet.write(head + text)
-    return 0
+        head = ""
+    return left
 
 
 @dataclass(frozen=True)
@@ -104,6 +119,16 @@ class Found:
     rows: tuple[Row, ...]
     others: tuple[dict[str, Any], ...]  # lines of other kinds: a linear layer's loss
     left: int  # cells, when the seconds were over
+
+
+def missing(cells: Sequence[Cell], log: benchfile.Log, values: str) -> list[Cell]:
+    """The cells that a log does not have."""
+
+    def is_there(cell: Cell) -> bool:
+        is_kept = cell.op == LINEAR and linearcells.is_kept(log, cell)
+        return is_kept or log.has(cell, values)
+
+    return [cell for cell in cells if not is_there(cell)]
 
 
 def run(
@@ -124,11 +149,5 @@ def run(
         row = opbench.blank(cell, setting.values)
         return benchfile.line("cell", {**vars(row), "entries": [vars(broken.entry)]})
 
-    def is_there(cell: Cell) -> bool:
-        if cell.op == LINEAR and linearcells.is_kept(outlet.log, cell):
-            return True
-        return outlet.log.has(cell, setting.values)
-
-    todo = [cell for cell in cells if not is_there(cell)]
-    left = each(todo, one, lost, outlet)
+    left = each(missing(cells, outlet.log, setting.values), one, lost, outlet)
     return Found(tuple(rows), tuple(others), left)

@@ -1,13 +1,11 @@
-"""What the command `bench` prints: the cells, the results, where the time went, how far it is."""
+"""What the command `bench` prints: the results, where the time went, how far it is."""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -19,50 +17,11 @@ if TYPE_CHECKING:
     from online_softmax.lab.benchfile import Part, Row
     from online_softmax.lab.benchrun import Progress
     from online_softmax.lab.benchtable import Table
-    from online_softmax.lab.grid import Cell
 
 
 def emit(text: str) -> None:
     """Print whole lines as they are."""
     typer.echo(text, nl=False)
-
-
-def list_cells(cells: Sequence[Cell], rivals: tuple[str, ...], as_json: bool) -> None:
-    """The cells, with the bytes that each moves and takes; nothing runs."""
-    from online_softmax import plan
-    from online_softmax.lab import buffersets, contenders
-
-    l2_bytes = plan.ARCHES[plan.DEFAULT_ARCH].l2_bytes
-    lines: list[dict[str, Any]] = []
-    for cell in cells:
-        sets, _ = buffersets.set_count(cell, l2_bytes)
-        found = contenders.contenders(cell, rivals)
-        names = tuple(line.name for line in found if line.kind == "rival")
-        memory = cell.memory_bytes(sets, sum(line.allocates for line in found))
-        lines.append({**asdict(cell), "rivals": names, "moves": cell.ideal_bytes, "takes": memory})
-    if as_json:
-        typer.echo(json.dumps(lines))
-        return
-    for cell, line in zip(cells, lines, strict=True):
-        typer.echo(
-            f"{cell.text}: moves {_bytes(line['moves'])}, takes {_bytes(line['takes'])}, "
-            f"beside {', '.join(line['rivals'])}"
-        )
-    most = max((line["takes"] for line in lines), default=0)
-    typer.echo(f"{len(lines)} cells; the largest takes {_bytes(most)} of device memory")
-
-
-def _bytes(count: float) -> str:
-    """A size for people.
-
-    >>> _bytes(1536)
-    '1.5 KiB'
-    """
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.4g} {unit}"
-        count /= 1024
-    return f"{count:.3g} GiB"
 
 
 def show(parts: Sequence[Part], as_json: bool = False) -> None:

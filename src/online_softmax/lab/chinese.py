@@ -56,10 +56,119 @@ WORDS = {
     "backward": "反向",
     "causal": "因果",
     "all keys": "全部键",
+    # of docs/performance.md
+    "operation": "操作",
+    "cells": "格数",
+    "of ceiling": "极限的几成",
+    "mean": "平均",
+    "over 10 % slower": "慢 10 % 以上",
+    "worst cell": "最差的一格",
+    "there": "那里",
+    "ours, not batch invariant": "本库，不保证批不变",
+    "cell": "格",
+    "in place µs": "就地 µs",
+    "in place x quack": "就地，相对 quack",
+    "times": "倍数",
+    "none": "无",
+    "WRONG": "错",
+    "contender": "参与者",
+    "x three products": "相对三次乘法",
+    "x four products": "相对四次乘法",
+    "memory GB": "显存 GB",
+    "error of the loss": "损失的误差",
+    "of the input's gradient": "输入梯度的",
+    "of the weight's": "权重梯度的",
+    "ours, low": "本库，low",
+    "ours, fast": "本库，fast",
+    "three products": "三次乘法",
+    "four products": "四次乘法",
+    "torch, chunked": "torch，分块",
+    "why": "原因",
+    "heads": "头",
+    "tokens": "token",
+    "ceiling µs": "极限 µs",
+    "all": "全部",
+    "refuses": "拒绝",
+    "on heads": "键头",
+    "parts": "段",
+    "rows": "行",
+    "columns": "列",
+    "call": "调用",
+    "of torch": "相对 torch",
+    "gradient recorded, µs": "记录梯度，µs",
+    "of torch's": "相对 torch",
+    "piece": "部分",
+    "checks of the arguments": "检查参数",
+    "choice of the route": "选择路线",
+    "allocation": "申请内存",
+    "look-up of the launch": "查找启动参数",
+    "launch": "启动",
+    "Python's rest": "Python 的其余部分",
+    "of a call unlike those before: planning": "与先前不同的调用：规划",
+    "of a call unlike those before: launch records": "与先前不同的调用：启动记录",
+    "of the launch: the driver": "启动之中：驱动",
+    "step": "步骤",
+    "import online_softmax, beyond torch, bytecode on disk":
+        "导入 online_softmax，torch 之外，字节码在磁盘上",
+    "first call, kernel on disk": "第一次调用，kernel 在磁盘上",
+    "a further kernel, on disk": "再一个 kernel，在磁盘上",
+    "a later call": "以后的调用",
+    "first call, nothing on disk": "第一次调用，磁盘上什么都没有",
+    "a further kernel, nothing on disk": "再一个 kernel，磁盘上什么都没有",
+    "what is computed": "算的是什么",
+    "eager, ours µs": "eager，本库 µs",
+    "compile, ours µs": "compile，本库 µs",
+    "faster compiled": "编译后较快的",
+    "without ours": "不用本库的",
+    "with ours": "用本库的",
+    "**Without a time**": "**没有时间的**",
+    "**Of which, ours without a gradient**": "**其中，本库，不记录梯度**",
+    "**In a fresh process**": "**在新的进程里**",
+    "**The gradient made in the forward, 1.25 x quack aimed at**":
+        "**在前向里算出梯度，目标是 quack 的 1.25 倍**",
+    "**token_stats, in under 1.6 times of cross_entropy's forward**":
+        "**token_stats，目标是在 cross_entropy 前向的 1.6 倍以内**",
+    "## Cross-entropy and token_stats": "## 交叉熵与 token_stats",
+    "## linear_cross_entropy": "## linear_cross_entropy",
+    "## Attention": "## 注意力",
+    "Each contender's public function on 2²⁸ logits, the loss their mean: alone, with its gradient "
+    "by the logits, and with the gradient made in the forward. Their cells are among the tables of "
+    "all operations too; aimed at are 0.95 of a read for the loss, and 0.93 of a read and then a "
+    "copy for both.":
+        "各方的公开函数，2²⁸ 个 logits，损失取平均：单独的损失，连同对 logits 的梯度，"
+        "以及在前向里算出梯度。这些格也在各操作的表里；目标是：损失达到只读的 0.95，"
+        "连同梯度达到只读加拷贝的 0.93。",
+    "Forward and backward of a linear layer and its cross-entropy, beside the matrix products "
+    "alone, every call as it stands between two events. Memory is the most that was allocated at "
+    "once beyond inputs and gradients. An error is the distance to the float64 gradient over that "
+    "gradient's size, both as norms.":
+        "一个线性层连同交叉熵的前向加反向，旁边是单独的矩阵乘，每次调用原样夹在两个 event 之间。"
+        "显存是输入和梯度之外同时申请的最大量。误差是与 float64 梯度的距离除以那个梯度的大小，"
+        "都按范数计。",
+    "Forward and backward in TFLOP/s, half the products counted where causal, beside as many "
+    "products as one matrix product of cuBLAS; decode and merges of parts in GB/s, beside a read "
+    "of keys and values, or of the parts.":
+        "前向和反向按 TFLOP/s，因果时乘法按一半计，旁边是同样多的乘法由 cuBLAS 做成一次矩阵乘；"
+        "解码和各段的合并按 GB/s，旁边是把键和值、或者各段读一遍。",
 }  # fmt: skip
-SAME = {"µs", "GB/s", "—", "head_dim", "torch, flash", "torch, cudnn", "torch, efficient"}
+SAME = {"", "µs", "ms", "GB/s", "TFLOP/s", "—", "head_dim", "batch", "torch", "compile", "quack",
+        "liger", "flash-attn", "cut-cross-entropy", "torch, flash", "torch, cudnn",
+        "torch, efficient"}  # fmt: skip
 # A whole cell or line; what a group takes in is kept.
 SENTENCES = {
+    r"x (\w+) \(goal\)": r"相对 \1（目标）",
+    r"x (quack|compile|liger)": r"相对 \1",
+    r"([\d.]+) \(over ([\d.]+)\)": r"\1（超过 \2）",
+    r"([\d.]+) \(over\)": r"\1（超过）",
+    r"(eager|compile|torch|quack|cross_entropy) µs": r"\1 µs",
+    r"torch (\S+) has no linear_cross_entropy": r"torch \1 没有 linear_cross_entropy",
+    r"!\[(\w+): share of the ceiling by columns, ours and the rivals\]\((\S+)\)":
+        r"![\1：本库与各家达到极限的几成，按列数](\2)",
+    r"\*\*(\w+ \w+), (TFLOP/s|GB/s)\*\*": r"**\1，\2**",
+    r"\*\*(linear_cross_entropy \w+), ([\d,]+) tokens, ([\d,]+) features, ([\d,]+) "
+    r"classes\*\*":
+        r"**\1，\2 个 token，\3 个特征，\4 个类别**",
+    r"\*\*Host cost of an eager call, (.+)\*\*": r"**一次 eager 调用的主机端开销，\1**",
     r"what `softmax` picks here: (\w+)": r"`softmax` 在这里选的：\1",
     r"(\w+) holds at most (\d+) columns \((\d+) threads x (\d+) elements\); this row has (\d+)":
         r"\1 最多容纳 \2 列（\3 个线程 x \4 个元素），这一行有 \5 列",
@@ -92,9 +201,25 @@ SENTENCES = {
         r"时间里包含一次调用的主机端开销。"
         r"\1，\2，commit \3，torch \4，Triton \5；各方交错测量，三轮取中位数。",
 }  # fmt: skip
+_RUN = r"- (.+?), driver (.+), commit (\w+); "
+for _english, _chinese in (
+    (r"CUDA graph of calls over rotating buffers of at least 3 x L2; contenders interleaved; "
+     r"median of three rounds\.",
+     "CUDA graph 里的调用轮流使用至少 3 x L2 的缓冲区；各方交错测量，三轮取中位数。"),
+    (r"Events around each call\. Contenders interleaved; median of all rounds\.",
+     "每次调用前后各一个 event。各方交错测量，取所有轮次的中位数。"),
+):  # fmt: skip
+    SENTENCES[rf"{_RUN}(\S+) to (\S+)\. {_english}"] = (
+        rf"- \1，驱动 \2，commit \3；\4 到 \5。{_chinese}"
+    )
+    SENTENCES[rf"{_RUN}(\S+)\. {_english}"] = rf"- \1，驱动 \2，commit \3；\4。{_chinese}"
 LESSON = re.compile(r"\]\(docs/lessons/(\w+)\.md\)")
 CODE = re.compile(r"(\[`[\w.]+`\]\([\w./]+\)|`[\w.]+`)")
-FIGURE = re.compile(r"[\d,.]+( %)?|[\d,]+ x [\d,]+ (float32|float16|bfloat16)")
+TYPE = "(float32|float16|bfloat16)"
+FIGURE = re.compile(  # numbers, sizes, names of cells, what a compiled model computes
+    rf"[\d,.]+(e-\d+)?( %)?[*!]?( \([\d.]+\))?|[\d,]+ x [\d,]+( {TYPE})?"
+    rf"|(\w+ )?{TYPE}( [\d,]+ x [\d,]+)?|\w+\(.*x \* a.*\).*"
+)
 
 
 def said(body: str) -> str:

@@ -19,6 +19,7 @@ def explain(
     heads: options.ExplainedHeads = None,
     kv_heads: options.ExplainedKvHeads = None,
     head_dim: options.ExplainedHeadDim = None,
+    parts: options.ExplainedParts = None,
 ) -> None:
     """Print the planner's choice and its reasons."""
     import torch
@@ -33,7 +34,7 @@ def explain(
         raise BadInput(f"--op {op}: give one of {', '.join(explanation.OPERATIONS)}")
     given = {"hidden": hidden, "batch": batch, "heads": heads, "kv_heads": kv_heads}
     sizes = {}
-    for name, text in (given | {"head_dim": head_dim}).items():
+    for name, text in (given | {"head_dim": head_dim, "parts": parts}).items():
         option = f"--{name.replace('_', '-')}"
         if name not in explained.SIZES.get(op, {}):
             of = next(other for other, names in explained.SIZES.items() if name in names)
@@ -41,12 +42,26 @@ def explain(
         number = arguments.whole(option, text)
         if number is not None:
             sizes[name] = number
+    is_gpu = torch.cuda.is_available()
+    why = "as asked" if arches else "the GPU here" if is_gpu else "since no GPU is here"
     if not arches:
-        arches = [jit.device_arch() if torch.cuda.is_available() else plan.DEFAULT_ARCH]
+        arches = [jit.device_arch() if is_gpu else plan.DEFAULT_ARCH]
     try:
         said = [explanation.explain(*size, kind, each, op=op, **sizes) for each in arches]
     except ValueError as error:  # an architecture that came out after the planner's facts; heads
         raise BadInput(str(error).removeprefix("explain(): ")) from None
     if len(said) > 1:
         said = [f"on {each}\n{text}" for each, text in zip(arches, said, strict=True)]
+    else:
+        said = [f"{said[0]}\n  {_arch(arches[0], why)}"]
     typer.echo("\n\n".join(said))
+
+
+def _arch(name: str, why: str) -> str:
+    """Which architecture was spoken of, and how to ask about another."""
+    from online_softmax import plan
+
+    known = plan.ARCHES.get(name)
+    card = f" ({known.card})" if known else ""
+    others = ", ".join(each for each in plan.ARCHES if each != name)
+    return f"this is of {name}{card}, {why}; --arch asks about another: {others}"

@@ -12,7 +12,9 @@ from online_softmax.lab import results, webpage
 from online_softmax.lab.inputs import BadInput
 from online_softmax.lab.reportdata import Report
 
-SCRIPTS = ("report-kit", "report-ladder", "report-bench", "report-more", "report")  # in this order
+SCRIPTS = (  # in this order
+    "report-kit", "report-labels", "report-ladder", "report-bench", "report-more", "report",
+)  # fmt: skip
 MISSING = "the page needs plotly: pip install 'online-softmax[lab]'; or give --format md"
 
 

@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from online_softmax.arches import ARCHES, DEFAULT_ARCH
+
 SECONDS = 30.0
 SAMPLE_SECONDS = 240.0  # for all rows of the sample in Triton's interpreter, with room to spare
 
@@ -133,13 +135,17 @@ ExplainedType = Annotated[
 ]
 ExplainedArch = Annotated[
     str | None,
-    option("One architecture or several. Default: that of the GPU here, or sm_90a.", "SM,SM"),
+    option(
+        f"One architecture or several, of {', '.join(ARCHES)}. Default: that of the GPU here, or "
+        f"{DEFAULT_ARCH}.",
+        "SM,SM",
+    ),
 ]
 ExplainedOp = Annotated[
     str,
     option(
         "softmax, log_softmax, logsumexp, one of them with _backward, cross_entropy, "
-        "linear_cross_entropy, token_stats or attention. Default: softmax.",
+        "linear_cross_entropy, token_stats, attention or merge. Default: softmax.",
         "OP",
         "--op",
     ),
@@ -155,3 +161,4 @@ ExplainedKvHeads = Annotated[
 ExplainedHeadDim = Annotated[
     str | None, option("Numbers in a query or key. Default: 128.", "N", "--head-dim")
 ]
+ExplainedParts = Annotated[str | None, option("Parts of a merge. Default: 2.", "N")]

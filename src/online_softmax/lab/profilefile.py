@@ -5,7 +5,6 @@ A header line, then a line a kernel. Files of before, one object with `rungs`, a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -91,17 +90,10 @@ class Profile:
         lines = [results.plain({"kind": WHAT, **asdict(line)}) for line in self.lines]
         return {"header": results.plain(head), "kernels": lines}
 
-    def to_lines(self) -> str:
-        """The run as JSON lines: the header, then a line a kernel."""
-        whole = self.to_json()
-        lines = [whole["header"], *whole["kernels"]]
-        return "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
-
 
 def save(profile: Profile, path: Path) -> None:
     """Write a run as JSON lines, in place of what stood in the file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(profile.to_lines(), encoding="utf-8")
+    storedlines.save(profile.to_json(), path)
 
 
 def read(path: str | Path) -> list[Profile]:
@@ -112,26 +104,10 @@ def read(path: str | Path) -> list[Profile]:
         OSError: it cannot be read.
     """
     try:
-        return _profiles(_objects(Path(path).read_text(encoding="utf-8")))
+        return _profiles(storedlines.objects(Path(path).read_text(encoding="utf-8"), "kernels"))
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         why = str(error) if type(error) is ValueError else "its lines are not those of a run"
         raise ValueError(f"{path} holds no results of `profile --save`: {why}") from None
-
-
-def _objects(text: str) -> list[Any]:
-    """The objects of a file: a line each, or all in one object over many lines."""
-    try:
-        found = [storedlines.loads(line) for line in text.splitlines() if line.strip()]
-    except json.JSONDecodeError:
-        try:
-            found = [storedlines.loads(text)]
-        except json.JSONDecodeError:
-            raise ValueError("it is no JSON") from None
-    if not found:
-        raise ValueError("it is empty")
-    if "kernels" in found[0]:
-        return [found[0]["header"], *found[0]["kernels"]]
-    return found
 
 
 def _profiles(objects: Iterable[Any]) -> list[Profile]:

@@ -35,6 +35,7 @@ ATTENTION = RESULTS / "bench-attention.jsonl"
 README = ROOT / "README.md"
 CHINESE = ROOT / "README.zh.md"
 PERFORMANCE = ROOT / "docs" / "performance.md"
+IN_CHINESE = ROOT / "docs" / "performance.zh.md"  # without the longest tables: links to them
 LESSONS = ROOT / "docs" / "lessons"
 PICTURE = ROOT / "docs" / "ladder.png"
 DRAWN = ("softmax", "log_softmax", "softmax_backward", "log_softmax_backward", "logsumexp")
@@ -79,6 +80,14 @@ def performance(text: str, parts: list[Part], tuned: Sequence[Part] = ()) -> str
     for name, body in losspage.bodies(benchfile.latest(parts), found, _shown).items():
         text = replaced(text, name, body)
     return _drawn(text, SECTIONS, parts, found)
+
+
+def translated(text: str, english: str) -> str:
+    """A Chinese page with the tables that it has between markers as the English one has them."""
+    for name, body in re.findall(r"<!-- (\w+):begin -->\n(.*?)\n<!-- \1:end -->", english, re.S):
+        if f"<!-- {name}:begin -->" in text:
+            text = replaced(text, name, chinese.said(body))
+    return text
 
 
 def errors(text: str, parts: list[Part]) -> str:
@@ -130,6 +139,8 @@ def documents(runs: list[Run]) -> dict[Path, str]:
     wanted[README] = replaced(text, "ladder", ladder)
     page = PERFORMANCE.read_text(encoding="utf-8")
     wanted[PERFORMANCE] = performance(page, stored_bench(), stored_bench(kind="tuning"))
+    page = IN_CHINESE.read_text(encoding="utf-8")
+    wanted[IN_CHINESE] = translated(page, wanted[PERFORMANCE])
     page = ACCURACY.read_text(encoding="utf-8")
     wanted[ACCURACY] = errors(page, stored_bench(kind="accuracy"))
     for path in sorted(LESSONS.glob("*.md")):

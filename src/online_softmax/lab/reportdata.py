@@ -104,6 +104,7 @@ class Report:
             "machine": reportmore.machine_sheet(self.parts, self.stored.runs),
             "accuracy": reportmore.accuracy_sheet(parts, rows),
             "memory": reportmore.memory_sheet(parts),
+            "attention_memory": reportmore.attention_memory_sheet(parts),
             "host": reportmore.host_sheet(parts),
             "marks": reportcells.marked(self.every),
         }

@@ -22,7 +22,7 @@ def page(report: Report) -> str:
         "Speed by columns": report.cell_sheets(),
         "Few rows": [reportcells.few_sheet(report.rows), *texts.get("few", ())],
         "Accuracy": named("accuracy"),
-        "Memory": named("memory"),
+        "Memory": named("memory", "attention_memory"),
         "Attention and merges": named(*reportfused.TITLES),
         "Losses": texts.get("losses", ()),
         "Host and fusion": [*named("host"), *texts.get("host", ())],

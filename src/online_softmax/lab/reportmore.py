@@ -109,6 +109,29 @@ def _over(us: float | None, products_us: float | None) -> float | None:
     return us / products_us if us and products_us else None
 
 
+def attention_memory_sheet(parts: Sequence[Part]) -> Sheet:
+    """Attention of one head over a long row of keys: bytes at the most, forward and with its
+    gradients; and what the whole matrix of scores would take."""
+    keys = ("contender", "tokens", "head_dim", "dtype")
+    lines: list[tuple[Value, ...]] = []
+    for line in _latest(of_kind(parts, "attention_memory"), *keys):
+        size = f"{line['dtype']}, {line['tokens']:,} queries and keys, head_dim {line['head_dim']}"
+        names = ("forward_bytes", "with_backward_bytes", "inputs_bytes")
+        megabytes = (line[name] / 1e6 for name in names)
+        lines.append((size, line["contender"], *megabytes, line["matrix_bytes_computed"]))
+    columns = (("of", "text"), ("contender", "text"), ("forward MB", "number"),
+               ("with gradients MB", "number"), ("inputs MB", "number"),
+               ("all scores GB, computed", "gigabytes"))  # fmt: skip
+    scores = max((line["matrix_bytes_computed"] for line in of_kind(parts, "attention_memory")),
+                 default=0)  # fmt: skip
+    note = (
+        "One head. The most that was allocated at once beyond the inputs, which are q, k and v; "
+        "what a call returns is in it. The matrix of all scores, which none of them has, would "
+        f"be {scores / 1e9:.1f} GB in float32."
+    )
+    return Sheet("Attention of one long head", columns, tuple(lines), note)
+
+
 # ---- host and fusion
 
 

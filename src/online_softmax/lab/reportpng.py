@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SPARE = ("#7A5BB5", "#8A6D3B", "#2D7F9D", "#56B4E9")  # of contenders without a colour of their own
+UNITS = ("TFLOP/s", "GB/s", "MB")  # behind the names of columns that are drawn as bars
 WITHIN = 4.0  # times as fast, at which a heat map's colours end
 Draw = Callable[[Path], None]
 
@@ -58,7 +59,7 @@ def _pictures(report: Report) -> Iterator[tuple[str, Draw]]:
     makers: dict[str, Callable[[Sheet], Figure]] = {
         "accuracy": _accuracy,
         "memory": _memory,
-        **dict.fromkeys(reportfused.TITLES, _bars),
+        **dict.fromkeys(("attention_memory", *reportfused.TITLES), _bars),
     }
     for name, make in makers.items():
         if sheet := report.sheets.get(name):
@@ -208,13 +209,13 @@ def _memory(sheet: Sheet) -> Figure:
     return figure
 
 
-# ---- attention
+# ---- attention: rates, bytes
 
 
 def _bars(sheet: Sheet) -> Figure:
     """A group of bars a line of the table, a bar a contender."""
     heads = [name for name, _ in sheet.columns]
-    unit = "TFLOP/s" if any(name.endswith(" TFLOP/s") for name in heads) else "GB/s"
+    unit = next(each for each in UNITS if any(name.endswith(f" {each}") for name in heads))
     at = [place for place, name in enumerate(heads) if name.endswith(f" {unit}")]
     names = [heads[place].removesuffix(f" {unit}") for place in at]
     groups = {str(row[0]) for row in sheet.rows}

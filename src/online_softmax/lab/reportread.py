@@ -22,7 +22,7 @@ from online_softmax.lab.results import Run
 STORED = Path("benchmarks", "results", "h200")  # in a checkout
 SUFFIXES = (".jsonl", ".json")
 # Lines beside cells that a report shows; of the others ("tuning", "cuts") its readers have files.
-KINDS = ("accuracy", "attention", "fusion", "host", "linear")
+KINDS = ("accuracy", "attention", "attention_memory", "fusion", "host", "linear")
 WANTED = "give what `bench --save`, `ladder --save` or `profile --save` kept"
 
 

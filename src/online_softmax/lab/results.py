@@ -6,7 +6,6 @@ Infinities and NaN become null. Files joined end to end are read as several runs
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from dataclasses import asdict, dataclass, field, fields
@@ -111,21 +110,13 @@ class Run:
         rungs = [plain({"kind": "rung", **asdict(result)}) for result in self.results]
         return {"header": self._header(), "rungs": rungs}
 
-    def to_lines(self) -> str:
-        """The run as JSON lines: the header, then a line a rung."""
-        whole = self.to_json()
-        lines = [whole["header"], *whole["rungs"]]
-        return "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
-
     def _header(self) -> dict[str, Any]:
         return plain({"kind": "header", "format": FORMAT, **asdict(self.header)})
 
 
 def save(run: Run, path: str | Path) -> None:
     """Write a run as JSON lines, in place of what stood in the file."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(run.to_lines(), encoding="utf-8")
+    storedlines.save(run.to_json(), path)
 
 
 def read(path: str | Path) -> list[Run]:
@@ -136,7 +127,7 @@ def read(path: str | Path) -> list[Run]:
         OSError: it cannot be read.
     """
     try:
-        lines = _lines(Path(path).read_text(encoding="utf-8"))
+        lines = storedlines.objects(Path(path).read_text(encoding="utf-8"), "rungs")
         runs: list[tuple[Header, list[Result]]] = []
         for line in lines:
             storedlines.check(line)
@@ -153,8 +144,6 @@ def read(path: str | Path) -> list[Run]:
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         why = str(error) if type(error) is ValueError else "its lines are not those of a run"
         raise ValueError(f"{path} holds no results of `ladder --save`: {why}") from None
-    if not runs:
-        raise ValueError(f"{path} holds no results of `ladder --save`: it is empty")
     return [Run(header, tuple(results)) for header, results in runs]
 
 
@@ -168,19 +157,6 @@ def _must_be_ours(number: object) -> None:
             f"is in format {number} of `ladder --save`, and this version reads format {FORMAT} "
             "alone: read it with the version of online-softmax that wrote it, or a newer one"
         )
-
-
-def _lines(text: str) -> list[Any]:
-    """The objects of a file: a line each, or all in one object over many lines."""
-    try:
-        return [storedlines.loads(line) for line in text.splitlines() if line.strip()]
-    except json.JSONDecodeError:
-        pass
-    try:
-        whole = storedlines.loads(text)
-    except json.JSONDecodeError:
-        raise ValueError("it is no JSON") from None
-    return [whole["header"], *whole["rungs"]]
 
 
 def plain(value: Any) -> Any:

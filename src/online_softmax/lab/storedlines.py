@@ -1,5 +1,6 @@
 """What stored lines must look like, beyond the records of cells and rungs: checked when they are
-read, so that what shows them need not ask. JSON is read here, with numbers that are numbers.
+read, so that what shows them need not ask. JSON is read here, with numbers that are numbers, and
+what is one run, a header and a list, is written as lines.
 """
 
 from __future__ import annotations
@@ -7,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from online_softmax.lab import freshcost
@@ -61,6 +63,9 @@ SHAPES: dict[str, Any] = {  # by a line's kind
     "host": {**_SIZE, "op": TEXT, "calls": [_CALL], "pieces": [_PIECE], "fresh": _FRESH},
     "linear": {"tokens": COUNT, "features": COUNT, "classes": COUNT, "dtype": TEXT, "device": TEXT,
                "entries": [_MEASURED], "clocks?": _CLOCKS, "repeats?": COUNT},
+    "attention_memory": {"contender": TEXT, "tokens": COUNT, "head_dim": COUNT, "dtype": TEXT,
+                         "forward_bytes": COUNT, "with_backward_bytes": COUNT,
+                         "inputs_bytes": COUNT, "matrix_bytes_computed": COUNT},
 }  # fmt: skip
 _DECODE = {**_RATES, "batch": COUNT, "keys": COUNT}
 _WHOLE = {**_RATES, "head_dim": COUNT, "causal": FLAG}
@@ -68,6 +73,43 @@ _WHOLE = {**_RATES, "head_dim": COUNT, "causal": FLAG}
 COUNTED = {**_SIZE, "op?": TEXT, "date": TEXT}
 COUNTERS = Named(Maybe(NUMBER))
 BEFORE = {**COUNTED, "machine": {**_MACHINE, "gpu": TEXT}, "rungs": Named(COUNTERS)}
+
+
+def text_of(run: dict[str, Any]) -> str:
+    """A run as JSON lines: its header, then a line for each of its one list.
+
+    >>> text_of({"header": {"a": 1}, "rungs": [{"b": 2}]})
+    '{"a": 1}\\n{"b": 2}\\n'
+    """
+    header, each = run.values()
+    return "".join(json.dumps(line, allow_nan=False) + "\n" for line in (header, *each))
+
+
+def save(run: dict[str, Any], path: str | Path) -> None:
+    """Write a run as JSON lines, in place of what stood in the file."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text_of(run), encoding="utf-8")
+
+
+def objects(text: str, name: str) -> list[Any]:
+    """The objects of a file: a line each, or a run as one object, whose list has that name.
+
+    Raises:
+        ValueError: it is no JSON, or empty.
+    """
+    try:
+        found = [loads(line) for line in text.splitlines() if line.strip()]
+    except json.JSONDecodeError:
+        try:
+            found = [loads(text)]
+        except json.JSONDecodeError:
+            raise ValueError("it is no JSON") from None
+    if not found:
+        raise ValueError("it is empty")
+    if name in found[0] and "header" in found[0]:
+        return [found[0]["header"], *found[0][name]]
+    return found
 
 
 def loads(text: str) -> Any:

@@ -160,7 +160,7 @@ function tableBox(id, sheet, { open = false, title = "Table", buttons = [] } = {
 
 // ---- a figure: switches, the plot, a sentence, its table
 
-// plot() gives {traces, layout, alt, caption}; sheet() what stands behind it.
+// plot() gives {traces, layout, alt, caption, labels}; sheet() what stands behind it. Of labels says report-labels.js.
 function figure({ id, title, controls = [], legend, plot, sheet, after = [] }) {
   const canvas = el("div", { class: "canvas", id: `plot-${id}`, role: "img" });
   const caption = el("figcaption");
@@ -170,11 +170,16 @@ function figure({ id, title, controls = [], legend, plot, sheet, after = [] }) {
   const node = el("figure", { "aria-label": title }, el("h3", {}, title),
     controls.length ? el("div", { class: "controls" }, ...controls) : null,
     legend || null, canvas, caption, ...after, box.node);
+  let names, lay;
   const draw = () => {
-    const { traces, layout, alt, caption: said = "" } = plot();
+    const { traces, layout, alt, caption: said = "", labels } = plot();
     canvas.setAttribute("aria-label", `${alt} The table below has every figure.`);
     caption.textContent = said;
+    names = labels;
+    canvas.style.height = `${layout.height}px`; // or Plotly takes what is left of it when the window changes
     Plotly.react(canvas, traces, styled(layout), CONFIG);
+    if (labels) lay = lay || labelled(canvas, () => names);
+    lay?.();
     box.refresh();
   };
   redraws.push(draw);

@@ -133,7 +133,6 @@ function rooflineFigure(place) {
 
 const SHORT = { triton_two_pass: "two_pass", triton_online: "t_online", production: "" };
 const shortRung = (name) => own(SHORT, name) ?? plain(name.split("_")[0]); // "production" lies on the rung that it is
-const SIDES = { v2_vectorized: "bottom left", v3_register_cache: "bottom right", triton_two_pass: "bottom right" };
 const tint = (point) => colour(kindTone(point.kind));
 
 function rooflinePlot(runs, shape) {
@@ -143,14 +142,17 @@ function rooflinePlot(runs, shape) {
   const low = Math.min(...xs) * 0.72, high = Math.max(...xs) * 1.5;
   const peak = first.roof.exps;
   const traces = [];
+  const lines = [];
   const roof = (gbs, name, dash, tone) => {
     const top = peak ? Math.min(high, peak / (gbs * 1e9)) : high;
+    lines.push([low, low * gbs * 1e9, top, top * gbs * 1e9]);
     traces.push({ type: "scatter", mode: "lines", x: [low, top], y: [low * gbs * 1e9, top * gbs * 1e9],
       line: { color: colour(tone), width: 2, dash }, hoverinfo: "skip", name });
   };
   roof(first.roof.copy, "a copy", "solid", "limit");
   if (first.roof.datasheet) roof(first.roof.datasheet, "datasheet", "dot", "soft");
   if (peak) {
+    lines.push([low, peak, high, peak]);
     traces.push({ type: "scatter", mode: "lines", x: [low, high], y: [peak, peak], name: "units",
       line: { color: colour("triton"), width: 2, dash: "dash" }, hoverinfo: "skip" });
   }
@@ -158,10 +160,8 @@ function rooflinePlot(runs, shape) {
     const type = run.size.split(" ").pop();
     const points = run.roof.points;
     traces.push({
-      type: "scatter", mode: isNarrow() ? "markers" : "markers+text", name: plain(type),
+      type: "scatter", mode: "markers", name: plain(type),
       x: points.map((point) => point.x), y: points.map((point) => point.y),
-      text: points.map((point) => shortRung(point.name)), textfont: { size: 11, color: colour("soft") },
-      textposition: points.map((point) => own(SIDES, point.name) || "middle right"),
       marker: { size: 10, symbol: i ? "circle-open" : "circle", color: points.map(tint),
         line: { width: 2, color: points.map(tint) } },
       hovertemplate: points.map((point) => `<b>${plain(point.name)}</b>, ${plain(type)}<br>`
@@ -170,7 +170,7 @@ function rooflinePlot(runs, shape) {
     });
   });
   const log = Math.log10;
-  const bottom = Math.min(...ys) * 0.6, top = (peak || Math.max(...ys)) * 1.7;
+  const bottom = Math.min(...ys) * 0.6, top = (peak || Math.max(...ys)) * 2.2;
   const label = (x, y, text, tone, xanchor, yanchor = "bottom") => ({ x: log(x), y: log(y), text, xanchor, yanchor,
     showarrow: false, font: { color: colour(tone), size: isNarrow() ? 11 : 12 } });
   const start = low * first.roof.copy * 1e9;
@@ -189,6 +189,10 @@ function rooflinePlot(runs, shape) {
     },
     alt: `Roofline of the rungs on ${shape}: exponentials a second against exponentials a byte.`,
     caption: `${types.join("; ")}. Dotted: the datasheet's bandwidth. ${first.roofSheet.note}`,
+    labels: {
+      points: runs.flatMap((run) => run.roof.points.map(({ x, y, name }) => ({ x, y, text: shortRung(name) }))),
+      lines, notes, size: isNarrow() ? 10 : 11,
+    },
   };
 }
 

@@ -174,7 +174,7 @@ function memoryFigure(place) {
           yanchor: i ? "bottom" : "top", showarrow: false, font: { color: colour("limit"), size: 11.5 } })),
       },
       alt: "Points: milliseconds of linear_cross_entropy against gigabytes, a point a contender.",
-      caption: [sheet.note, ...refused.map((row) => `Without a time: ${row[1]}, ${row[9]}.`)].join(" "),
+      caption: [`Lower and further left is better. ${sheet.note}`, ...refused.map((row) => `Without a time: ${row[1]}, ${row[9]}.`)].join(" "),
     }),
   });
   place.append(made.node);
@@ -182,13 +182,15 @@ function memoryFigure(place) {
   return true;
 }
 
-// ---- attention and merges: bars side by side, a bar a contender
+// ---- attention and merges: bars side by side, a bar a contender; of memory, a bar a pass
 
 const MOST_GROUPS = 9; // of bars in one plot; more are parted by what they have in common
 
+const UNITS = ["TFLOP/s", "GB/s", "MB"]; // behind the names of columns that are bars
+
 function fusedFigure(place, id) {
   const sheet = data.sheets[id];
-  const unit = sheet.columns.some(([name]) => name.endsWith(" TFLOP/s")) ? "TFLOP/s" : "GB/s";
+  const unit = UNITS.find((each) => sheet.columns.some(([name]) => name.endsWith(` ${each}`)));
   const at = sheet.columns.map(([name], i) => (name.endsWith(` ${unit}`) ? i : -1)).filter((i) => i >= 0)
     .filter((i) => sheet.rows.some((row) => row[i] != null));
   const labels = at.map((i) => sheet.columns[i][0].slice(0, -unit.length - 1));
@@ -219,13 +221,20 @@ function fusedFigure(place, id) {
           height: 60 + rows.length * (16 + 19 * Math.max(shownAt.length, 1)),
           xaxis: { title: { text: unit }, rangemode: "tozero", nticks: isNarrow() ? 5 : 9 },
           yaxis: { autorange: "reversed", type: "category", ticklabelstandoff: 8, gridcolor: "rgba(0,0,0,0)" } },
-        alt: `Bars: ${unit} of each contender, ${sheet.title}.`,
+        alt: `Bars: ${unit}, ${sheet.title}: ${labels.map(called).join(", ")}.`,
         caption: [groups.length === 1 ? `${group}.` : "", sheet.note].filter(Boolean).join(" "),
       };
     },
   });
   place.append(made.node);
   made.draw();
+}
+
+function memoryFigures(place) {
+  const there = memoryFigure(place);
+  if (!data.sheets.attention_memory) return there;
+  fusedFigure(place, "attention_memory");
+  return true;
 }
 
 function attentionFigures(place) {

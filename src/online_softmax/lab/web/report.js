@@ -125,7 +125,7 @@ const SECTIONS = {
   speed: (place) => speedFigure(place, "speed", bench.ops.filter((op) => !bench.losses.includes(op))),
   few: (place) => { const there = fewFigure(place); if (there) texts(place, "few"); return there; },
   accuracy: accuracyFigure,
-  memory: memoryFigure,
+  memory: memoryFigures,
   attention: attentionFigures,
   losses: (place) => { const there = speedFigure(place, "losses", bench.losses); return texts(place, "losses") || there; },
   host: (place) => { const there = hostFigure(place); return texts(place, "host") || there; },
