@@ -48,14 +48,16 @@ __global__ void __launch_bounds__(512, AT_ONCE<VECTORS, LANES, LIES, CAPPED, SMO
   const auto fetched = fetch_global<STREAM>(share, held, x_row, span, at.first, -infinity());
   if constexpr (LANES == 0) exchange.open();  // while the words are on their way
   const Target target(targets, weights, has_weights != 0, row, cols, ignore_index);
-  const float x_of_target = target.is_class ? load(x_row + target.col) : 0.0f;
+  const bool has_target = target.is_among(at.first * Part::N, held.count());
+  Asked<X> asked;  // by whoever answers; with smoothing by all, whose terms are relative to it
+  if (SMOOTHING != HARD ? target.is_class : has_target) asked.fetch(x_row + target.col);
   const Mix mix = {hard, soft, z_loss, SMOOTHING == WEIGHTED ? all_weights[0] : float(cols)};
   settle_share<false>(share, held, fetched, x_row, span, at.first, -infinity());
 
   const Logit<CAPPED> logit(scale, softcap);
   float mapped = 0.0f, reference = 0.0f, below = 0.0f;
   if constexpr (SMOOTHING != HARD) {  // before the fold: it replaces floats by terms
-    reference = reference_of(logit.map(x_of_target));
+    reference = reference_of(logit.map(asked.value(0)));
     below = sum_below<SMOOTHING>(share, held, logit, reference, weights, at.first, cols);
     if (sizeof(X) < 4) forget_floats(share, hidden_zero(rows, {below, below}));
   }
@@ -73,14 +75,13 @@ __global__ void __launch_bounds__(512, AT_ONCE<VECTORS, LANES, LIES, CAPPED, SMO
     const float dloss_of_row = has_row ? dloss[row * dloss_stride] : 0.0f;
     const LogitGradient<CAPPED, SMOOTHING> gradient(logit, folded.shift, prob, ::lse(s),
                                                     dloss_of_row, target, mix, weights, cols);
-    emit_logits<STREAM, true>(share, held, gradient, target, x_of_target, dx_row, at.first,
-                              hidden_zero(rows, s));
+    emit_logits<STREAM, true>(share, held, gradient, target, asked.value(hidden_zero(rows, s)),
+                              dx_row, at.first, hidden_zero(rows, s));
   }
   // Last: by now the share holds no registers.
-  const bool has_target = target.is_among(at.first * Part::N, held.count());
   const bool answers = target.is_class ? has_target : has_row && at.first == 0;
   if (answers && Part::lane() == 0) {
-    mapped = logit.map(x_of_target);
+    mapped = logit.map(asked.value(hidden_zero(rows, s)));
     const TwoPartLse parts(s);
     store(loss + row, row_loss<SMOOTHING>(s, logit, target, mapped, reference, below, mix));
     store(lse + row, parts.value);

@@ -42,6 +42,26 @@ struct Target {
   }
 };
 
+// An element as it came. Its value is made where it is used, not before `zero`, a number that is 0, is
+// known: else a compiler widens it at once, and the warp waits for it with its row at hand.
+template <typename X>
+struct Asked {
+  uint32_t bits = 0;
+  __device__ __forceinline__ void fetch(const X* x) {
+    host::count_reads(1);
+    if constexpr (sizeof(X) == 4)
+      bits = float_to_bits(*x);
+    else
+      bits = x->bits;
+  }
+  __device__ __forceinline__ float value(uint32_t zero) const {
+    if constexpr (sizeof(X) == 4)
+      return bits_to_float(bits ^ zero);
+    else
+      return widen(X{static_cast<unsigned short>(bits ^ zero)});
+  }
+};
+
 struct Mix {
   float hard, soft, z_loss;
   float all;  // the sum of all classes' weights

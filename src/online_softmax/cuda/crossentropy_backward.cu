@@ -35,7 +35,8 @@ __global__ void __launch_bounds__(256, SMOOTHING == WEIGHTED ? 2 : 4)
   const auto fetched = fetch_global<STREAM>(share, held, x_row, span, first, -infinity());
   const Target target(targets, weights, has_weights != 0, row, classes, ignore_index, first_class);
   const bool has_target = target.is_among(first * Part::N, held.count());
-  const float x_of_target = has_target ? load(x_row + target.col) : 0.0f;
+  Asked<X> asked;
+  if (has_target) asked.fetch(x_row + target.col);
   const Mix mix = {hard, soft, z_loss, SMOOTHING == WEIGHTED ? all_weights[0] : float(classes)};
   const float whole = lse[row], rest = has_rest ? lse_rest[row] : 0.0f;
 
@@ -51,6 +52,6 @@ __global__ void __launch_bounds__(256, SMOOTHING == WEIGHTED ? 2 : 4)
                                                   of_lse);
   settle_share<false>(share, held, fetched, x_row, span, first, -infinity());
   const State unused = {whole, whole};
-  emit_logits<STREAM, false>(share, held, gradient, target, x_of_target, dx_row, first,
-                             hidden_zero(rows, unused));
+  const uint32_t zero = hidden_zero(rows, unused);
+  emit_logits<STREAM, false>(share, held, gradient, target, asked.value(zero), dx_row, first, zero);
 }
