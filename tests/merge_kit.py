@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import pytest
 import torch
 from torch import Tensor
 
+from online_softmax import mergekernels
 from online_softmax.reference.parts import Merged, Parts
 from rows_kit import GPU
 
@@ -77,3 +79,16 @@ def same(got: Merged, want: Merged, given: Parts, bound: float) -> None:
             one, other, rtol=bound, atol=bound * (most + 0.1) / 4, equal_nan=True,
             msg=lambda text, name=name: f"{name}: {text}",
         )  # fmt: skip
+
+
+def one_by_one(given: Given, whole: Merged, by: Merged, rows: Iterable[int]) -> None:
+    """Each of these rows alone has the bits that it has among the others, gradients too."""
+    above = upstream(whole)
+    for row in rows:
+        at = slice(row, row + 1)
+        alone = Parts(*([t[at] for t in each] for each in given[:3]), given.base)
+        for one, other in zip(mergekernels.forward(alone), whole, strict=True):
+            assert torch.equal(one, other[at] if other.numel() else other)
+        some = (t if t is None else t[at] for t in above)
+        for one, other in zip(mergekernels.backward(*some, alone), by, strict=True):
+            assert torch.equal(one, other[:, at] if other.numel() else other)

@@ -125,13 +125,13 @@ def test_token_stats(arch: str) -> None:
 
 @pytest.mark.parametrize("arch", KERNELS["safe"].arches)
 def test_merging(arch: str) -> None:
-    """States and pairs, few parts and many: three blocks of 256 threads share a multiprocessor."""
+    """States and pairs, few parts and many: four blocks of 256 threads share a multiprocessor."""
     found = merge_launch.instances()
     assert {file for file, _ in found} == {"merge.cu"}
     for file, symbol in found[:: 9 if arch == "sm_90a" else 41]:
         taken = jit.resources(file, symbol, arch)
         assert taken.stack_bytes <= (0 if arch == "sm_90a" else 16), f"{symbol} for {arch}: {taken}"
-        assert taken.registers <= 80, f"{symbol} for {arch}: {taken}"
+        assert taken.registers <= 64, f"{symbol} for {arch}: {taken}"
 
 
 @pytest.mark.parametrize("arch", [a for a in KERNELS["safe"].arches if a != "sm_75"])

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ce_kit import FLOATS, needs_compiler
-from merge_kit import INF, KINDS, NAN, kernels, parts, same, upstream
+from merge_kit import INF, KINDS, NAN, kernels, one_by_one, parts, same, upstream
 from online_softmax import mergekernels, rowkernels
 from online_softmax.cuda import host, launch, merge_launch
 from online_softmax.cuda.host import sanitizers
@@ -68,6 +68,34 @@ def test_pairs_of_any_dim(dim: int, dtype: torch.dtype, place: str) -> None:
     above = upstream(got)
     by = reference.backward(*(t if t is None else t.double() for t in above), given.double())
     same(mergekernels.backward(*above, given), by, given, 2e-5 + bound)
+
+
+# Parts that are more than the lanes of a row, or fewer; lanes without a vector (24, 40), or with
+# several (192); elements one by one where a row does not fill its vectors.
+MANY = [("cpu", 33, dim, F32, "states") for dim in (1, 7, 192)]
+MANY += [("cpu", 64, 8, F32, "states"), ("cpu", 64, 3, F32, "pairs_2")]
+MANY += [("cpu", 33, 4, F32, "pairs_e"), ("cpu", 33, 24, F16, "pairs_e")]
+MANY += [("cpu", 5, 40, BF16, "pairs_2")]
+MANY += [pytest.param("cuda", *each, marks=GPU)
+         for count, dim in itertools.product((16, 33), (1, 2, 4, 7, 8, 24, 136, 320))
+         for each in ((count, dim, F32, "states"), (count, dim, BF16, "pairs_e"))]  # fmt: skip
+
+
+@pytest.mark.parametrize(("place", "count", "dim", "dtype", "kind"), MANY)
+def test_parts_and_lanes(count: int, dim: int, dtype: torch.dtype, kind: str, place: str) -> None:
+    """NaN in parts that are empty, and for each row the bits that it has alone."""
+    given = parts(kind, count, (9,), dim, dtype, place, ties=True)
+    empty = given.ms[count - 1] == -INF
+    assert empty.any()
+    assert given.os[count - 1][empty].isnan().all()
+    bound = 4e-6 + (0 if dtype == F32 else torch.finfo(dtype).eps)
+    got = mergekernels.forward(given)
+    same(got, reference.forward(given.double()), given, bound)
+    above = upstream(got)
+    by = mergekernels.backward(*above, given)
+    want = reference.backward(*(t if t is None else t.double() for t in above), given.double())
+    same(by, want, given, 4e-5 + bound)
+    one_by_one(given, got, by, (1, 8))
 
 
 @kernels
@@ -144,17 +172,8 @@ def test_layouts_have_the_same_bits(dtype: torch.dtype, place: str) -> None:
 @pytest.mark.parametrize("kind", ["states", "pairs_2"])
 def test_a_row_has_the_same_bits_alone(kind: str, place: str) -> None:
     given = parts(kind, 4, (70,), 8, F32, place)
-    want = mergekernels.forward(given)
-    above = upstream(want)
-    by = mergekernels.backward(*above, given)
-    for row in (0, 31, 69):
-        at = slice(row, row + 1)
-        alone = Parts(*([t[at] for t in each] for each in given[:3]), given.base)
-        for one, other in zip(mergekernels.forward(alone), want, strict=True):
-            assert torch.equal(one, other[at] if other.numel() else other)
-        some = (t if t is None else t[at] for t in above)
-        for one, other in zip(mergekernels.backward(*some, alone), by, strict=True):
-            assert torch.equal(one, other[:, at] if other.numel() else other)
+    got = mergekernels.forward(given)
+    one_by_one(given, got, mergekernels.backward(*upstream(got), given), (0, 31, 69))
 
 
 @kernels
@@ -178,14 +197,16 @@ def test_what_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not mergekernels.takes(given)  # on the CPU there is no kernel
 
 
-def test_each_part_is_read_once() -> None:
-    """And written once: elements of out, three numbers a row and part for the maxima and sums."""
-    rows, dim, count = 40, 8, 3
+@pytest.mark.parametrize(("count", "dim", "beyond"), [(3, 8, 0), (8, 48, 0), (33, 24, 29)])
+def test_each_part_is_read_once(count: int, dim: int, beyond: int) -> None:
+    """And written once: elements of out. A maximum and an exponential for each part of a row, not
+    for each lane; for parts beyond those that its lanes hold, three and two."""
+    rows = 256  # blocks are full: lanes without a row would look at the last one
     given = parts("pairs_e", count, (rows,), dim, F16, "cpu", empties=False)
     o, m = torch.empty(rows, dim, dtype=F16), torch.empty(rows)
     found = launch.run(merge_launch.forward(given.ms, [], given.os, "e", m, m, o), o.device)
-    lanes = dim * 2 // 16
-    assert found.reads == count * rows * (dim + 3 * lanes)  # each lane looks at the maxima
+    assert found.reads == rows * (count * (dim + 1) + 2 * beyond)
+    assert found.exps == rows * (count + beyond)
     assert found.writes == rows * (dim + 1)
 
 

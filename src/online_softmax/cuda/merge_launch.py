@@ -14,6 +14,7 @@ from online_softmax.plan import VECTOR_BYTES, WARP, ceil_div, next_power_of_two
 
 FILE = "merge.cu"
 BLOCK = 256  # threads
+ROWS = 1  # of a thread of merge_forward, their vectors on their way together
 KINDS = {"": "STATES", "e": "PAIRS", "2": "PAIRS_BASE_2"}  # by the base of a pair's logarithm
 
 
@@ -35,9 +36,10 @@ def forward(
         base: "" for states (all float32); "e" or "2" for pairs.
         m, d, o: of the whole, contiguous; d of pairs has no element.
     """
-    symbol, grid = _kernel("merge_forward", os, base, o)
+    kinds, grid = _kernel(os, base, o)
+    symbol = f"merge_forward<{kinds}, {ROWS}>"
     args = (_some(o, m), m, d if base == "" else m, *_sizes(os), *_table(ms, ds, os))
-    return [Launch(FILE, symbol, args, grid, BLOCK)]
+    return [Launch(FILE, symbol, args, ceil_div(grid, ROWS), BLOCK)]
 
 
 def backward(
@@ -58,16 +60,16 @@ def backward(
         dm, dd, do: those by what `forward` gave, contiguous; None: there is none.
         to_d: of pairs without an element.
     """
-    symbol, grid = _kernel("merge_backward", os, base, do, *to_o)
+    kinds, grid = _kernel(os, base, do, *to_o)
     flags = int(dm is not None), int(dd is not None)
     given = (_some(do, to_m), to_m if dm is None else dm, to_m if dd is None else dd)
     results = (_some(to_o, to_m), to_m, to_d if base == "" else to_m)
     args = (*given, *results, *_sizes(os), *flags, *_table(ms, ds, os))
-    return [Launch(FILE, symbol, args, grid, BLOCK)]
+    return [Launch(FILE, f"merge_backward<{kinds}>", args, grid, BLOCK)]
 
 
 def blocks(rows: int, dim: int, itemsize: int) -> int:
-    """Of a launch."""
+    """Of a launch, at most."""
     return ceil_div(rows, BLOCK // lanes(dim, itemsize))
 
 
@@ -77,13 +79,14 @@ def lanes(dim: int, itemsize: int) -> int:
     return min(next_power_of_two(max(vectors, 1)), WARP)
 
 
-def _kernel(name: str, os: Sequence[Tensor], base: str, *contiguous: Tensor) -> tuple[str, int]:
-    """The instance, and its blocks; contiguous: what else has vectors of the rows."""
+def _kernel(os: Sequence[Tensor], base: str, *contiguous: Tensor) -> tuple[str, int]:
+    """What both kernels are made for, and the blocks where a thread has one row; contiguous: what
+    else has vectors of the rows."""
     (rows, dim), item = os[0].shape, os[0].itemsize
     whole = "true" if is_whole(*os, *contiguous) else "false"
     most = max(next_power_of_two(len(os)), 2)
     kinds = f"{C_TYPE[os[0].dtype]}, {KINDS[base]}, {lanes(dim, item)}, {whole}, {most}"
-    return f"{name}<{kinds}>", blocks(rows, dim, item)
+    return kinds, blocks(rows, dim, item)
 
 
 def _some(o: Tensor, other: Tensor) -> Tensor:
