@@ -11,6 +11,7 @@
 // T. Dao et al.: flash-decoding (2023), https://crfm.stanford.edu/2023/10/12/flashdecoding.html
 #include "decode.cuh"
 
+constexpr int STATIC_SHARED = 48 << 10;  // bytes of a block without asking for more
 constexpr float LN_2 = 1.0f / LOG2_E;
 
 // The states of all parts, (parts, batch, heads of queries, q_len) each, in one piece of memory.
@@ -35,7 +36,10 @@ __global__ void __launch_bounds__(WARPS* WARP, RESIDENT)
                  float cap,    // in base 2; 0: none
                  const __grid_constant__ Shape s) {
   using Warps = Board<DIM, TILES, WARPS>;
-  SHARED_ARRAY(Warps, board, 1);
+  // Two where they have room, so that nobody waits until one has been taken.
+  constexpr int BOARDS = 2 * sizeof(Warps) <= STATIC_SHARED ? 2 : 1;
+  SHARED_ARRAY(Warps, boards, BOARDS);
+  int turn = 0;
   const int g = lane_id() / 4, c = lane_id() % 4, rows = int(s.group * s.q_len);
   const Sight whole = {sight(s, s.q_len - 1, s.q_len - 1).begin, sight(s, 0, 0).end};
   Place<X, WARPS> next;
@@ -89,8 +93,8 @@ __global__ void __launch_bounds__(WARPS* WARP, RESIDENT)
     }
     if (item + int(gridDim.x) >= next.items) allow_next_kernel();
 #pragma unroll
-    for (int tile = 0; tile < TILES; ++tile) board[0].put(states[tile], tile);
-    __syncthreads();  // board: put by each warp, taken by all
+    for (int tile = 0; tile < TILES; ++tile) boards[turn].put(states[tile], tile);
+    __syncthreads();  // the board: put by each warp, taken by all
     const int64_t all = s.batch * s.heads * rows;
     const Made<DIM> to(made, s.parts * all);
     const int64_t first = part * all + batch * s.heads * rows + head * s.q_len;
@@ -99,12 +103,13 @@ __global__ void __launch_bounds__(WARPS* WARP, RESIDENT)
       const int query = row / int(s.group);
       const int64_t at = first + (row - query * s.group) * s.q_len + query;
       float4_t total;
-      const State merged = board[0].take(row, vector, total);
+      const State merged = boards[turn].take(row, vector, total);
       host::count_writes(4);
-      to.o[at * Warps::VECTORS + vector] = total;
+      put16_kept(to.o + at * Warps::VECTORS + vector, pack<float>(total.x));
       if (vector == 0) store(to.m + at, merged.m), store(to.d + at, merged.d);
     }
-    __syncthreads();  // board: taken here before the next part is put
+    if (BOARDS == 1) __syncthreads();  // taken here before the next part is put
+    turn = (turn + 1) % BOARDS;
   }
 }
 

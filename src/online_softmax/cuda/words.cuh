@@ -36,6 +36,21 @@ __device__ __forceinline__ void put16(void* address, uint4 words) {
   store16(address, words);
 }
 
+// Read again soon, and written again by the next call: the last to leave the L2, to which a stream of
+// reads would else send each of them back to memory.
+__device__ __forceinline__ void put16_kept(void* address, uint4 words) {
+#if !defined(ONLINE_SOFTMAX_HOST) && __CUDA_ARCH__ >= 800
+  asm volatile(
+      "{ .reg .b64 policy;\n"
+      "createpolicy.fractional.L2::evict_last.b64 policy, 1.0;\n"
+      "st.global.L2::cache_hint.v4.u32 [%0], {%1, %2, %3, %4}, policy; }" ::"l"(address),
+      "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w)
+      : "memory");
+#else
+  store16(address, words);
+#endif
+}
+
 template <bool STREAM>
 __device__ __forceinline__ void put8(void* address, uint32_t low, uint32_t high) {
 #ifdef ONLINE_SOFTMAX_HOST

@@ -2,6 +2,8 @@
 
 One call takes tens of milliseconds and gigabytes, so each is timed as it stands: contenders take
 turns, round by round, no graph, one leaf anew for each tensor. Nothing of the L2 outlives a call.
+A GPU at its power limit runs at a clock that the last tenths of a second have earned, so a turn is
+several calls of one contender, and the later ones count; who is first changes from round to round.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from online_softmax.lab import gradients
 from online_softmax.lab.benchfile import Log
 from online_softmax.lab.refusal import Refusal, one_line
 
-ROUNDS = 7
+ROUNDS = 5
+TURN_S, TURN_CALLS = 0.3, 4  # a contender's turn on a GPU: so long, and so many calls at least
 SEED = 1
 CHUNK = 2**26  # float64 elements of logits, or of a gradient, at a time
 EXACT = 1e-5  # a gradient's error that float32 arithmetic may have
@@ -223,11 +226,21 @@ def once_us(call: Callable[[], Any], device: torch.device) -> float:
     return start.elapsed_time(end) * 1000
 
 
+def settled_us(call: Callable[[], Any], device: torch.device) -> float:
+    """Microseconds of a call among its like: the median of a turn's later half."""
+    if device.type != "cuda":
+        return once_us(call, device)
+    spent: list[float] = []
+    while len(spent) < TURN_CALLS or sum(spent) < TURN_S * 1e6:
+        spent.append(once_us(call, device))
+    return median(spent[len(spent) // 2 :])
+
+
 def measure(
     work: Work,
     device: torch.device,
     rounds: int = ROUNDS,
-    clock: Callable[[Callable[[], Any], torch.device], float] = once_us,
+    clock: Callable[[Callable[[], Any], torch.device], float] = settled_us,
     say: Callable[[str], None] = lambda text: None,
     names: Iterable[str] | None = None,
     failed: Callable[[str, Exception], None] = lambda name, error: None,
@@ -258,9 +271,11 @@ def measure(
     say("rounds")
     for call in calls.values():
         clock(call, device)  # each once more: what the others left of the allocator is settled
-    for _ in range(rounds):
-        for name, call in calls.items():
-            spent[name].append(clock(call, device))
+    turns = [*calls]
+    for round_number in range(rounds):
+        first = round_number % len(turns)
+        for name in turns[first:] + turns[:first]:
+            spent[name].append(clock(calls[name], device))
     for name, us in spent.items():
         entries.setdefault(name, {"name": name, "why": ""})
         entries[name] |= {"median_us": median(us), "rounds_us": us}
