@@ -15,7 +15,7 @@ from online_softmax import mergekernels, rowkernels
 from online_softmax.cuda import host, launch, merge_launch
 from online_softmax.cuda.host import sanitizers
 from online_softmax.reference import parts as reference
-from online_softmax.reference.parts import Parts
+from online_softmax.reference.parts import Merged, Parts
 from rows_kit import GPU, gpu
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
@@ -174,6 +174,26 @@ def test_a_row_has_the_same_bits_alone(kind: str, place: str) -> None:
     given = parts(kind, 4, (70,), 8, F32, place)
     got = mergekernels.forward(given)
     one_by_one(given, got, mergekernels.backward(*upstream(got), given), (0, 31, 69))
+
+
+@kernels
+@pytest.mark.parametrize("count", [2, 3])
+def test_more_rows_of_a_thread_change_no_bit(
+    count: int, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = parts("pairs_e", count, (5,), 24, F16, place)
+    found = []
+    for rows in (1, 2):
+        monkeypatch.setattr(merge_launch, "ROWS", rows)
+        m, o = torch.full_like(given.ms[0], NAN), torch.full_like(given.os[0], NAN)
+        work = merge_launch.forward(given.ms, [], given.os, "e", m, m, o)
+        assert work[0].symbol.endswith(f", {rows}>")
+        launch.run(work, m.device)
+        found.append((m, o))
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+    same(Merged(found[1][0], m.new_empty(0), found[1][1]), reference.forward(given.double()),
+         given, 1e-3)  # fmt: skip
 
 
 @kernels

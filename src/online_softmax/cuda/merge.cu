@@ -92,16 +92,18 @@ __global__ void __launch_bounds__(256, (least<ROOM, MERGED<X, LANES, WHOLE, MOST
   }
 }
 
-// The gradients by all parts. With t_i = o_i do of part i, w_i its weight, b the base:
-//   states  do_i = w_i do, dd_i = w_i dd, dm_i = u_i + (its share of the maximum) (dm - sum u),
-//           u_i = w_i (d_i dd + t_i)
-//   pairs   p_i = w_i / d, do_i = p_i do, dlse_i = log(b) (u_i - p_i sum u) + p_i dlse, u_i = p_i t_i
-// Parts that are equal to the maximum have equal shares of it. NaN in a row of pairs whose lse is
-// +inf or NaN; 0 for parts without a key.
+// As above, of the gradients' kernel, which holds do beside four vectors, and what the lane knows.
 template <int LANES, bool WHOLE, int MOST>
 constexpr int APART =
     LANES >= AT_ONCE && Shared<LANES, MOST>::IS_ALL && (WHOLE || LANES < WARP) ? 5 : 4;
 
+// The gradients by all parts. With t_i = o_i do of part i, w_i its weight, b the base:
+//   states  do_i = w_i do, dd_i = w_i dd, dm_i = u_i + (its share of the maximum) (dm - sum u),
+//           u_i = w_i (d_i dd + t_i)
+//   pairs   p_i = w_i / d, do_i = p_i do, dlse_i = log(b) (u_i - p_i sum u) + p_i dlse, u_i = p_i t_i
+// One pass over the parts: o is added to t, do_i is written, and the lane that has the part keeps u_i.
+// Parts that are equal to the maximum have equal shares of it. NaN in a row of pairs whose lse is
+// +inf or NaN; 0 for parts without a key.
 template <typename X, int KIND, int LANES, bool WHOLE, int MOST>
 __global__ void __launch_bounds__(256, (least<ROOM, APART<LANES, WHOLE, MOST>>))
     merge_backward(const X* by_o,      // (rows, dim) do
