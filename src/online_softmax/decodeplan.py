@@ -33,8 +33,8 @@ _CUTS = {
     (128, 1): (
         (8192, Cut(256, 4, 3)),
         (16384, Cut(512, 4, 3)),
-        (65536, Cut(1024, 6, 2)),
-        (131072, Cut(2048, 6, 2)),
+        (65536, Cut(1024, 4, 3)),
+        (131072, Cut(2048, 4, 3)),
         (1 << 20, Cut(4096, 6, 2)),
     ),
     (128, 2): ((8192, Cut(512, 4, 2)), (1 << 20, Cut(2048, 4, 2))),
@@ -61,3 +61,13 @@ def cut(dim: int, rows: int, k_len: int) -> Cut:
     found = next((each for limit, each in cuts if k_len <= limit), cuts[-1][1])
     least = ceil_div(k_len, MAX_PARTS)
     return found if found.keys >= least else found._replace(keys=next_power_of_two(least))
+
+
+def blocks(parts: int, cut: Cut, multiprocessors: int) -> int:
+    """Of a launch: no more than are resident, and each with as many parts as the others, or one
+    less: a last round of few blocks would not read at full speed.
+
+    >>> blocks(128, Cut(256, 4, 3), 132), blocks(512, Cut(256, 4, 3), 132)
+    (128, 256)
+    """
+    return ceil_div(parts, ceil_div(parts, multiprocessors * cut.resident))

@@ -107,7 +107,7 @@ def of_attention(
     if not why_not:
         cut = decodeplan.cut(head_dim, q_len * group, k_len)
         parts = ceil_div(k_len, cut.keys)
-        blocks = min(batch * kv_heads * parts, problem.multiprocessors * cut.resident)
+        blocks = decodeplan.blocks(batch * kv_heads * parts, cut, problem.multiprocessors)
         lines = [
             f"cuda, a decode by tensor cores: 16 keys a warp at a time, {cut.warps} warps a block: "
             + _blocks(blocks, problem)

@@ -45,10 +45,9 @@ __global__ void __launch_bounds__(512, AT_ONCE<VECTORS, LANES, LIES, CAPPED, SMO
   const auto held =
       share.of(at.first, last, LIES != APART || !WRITES ? begin_x : position_of(dx_row) % Part::N);
   const Span span(x, rows, cols, x_row_stride);
-  const int64_t class_of_row = targets[row];
   const auto fetched = fetch_global<STREAM>(share, held, x_row, span, at.first, -infinity());
   if constexpr (LANES == 0) exchange.open();  // while the words are on their way
-  const Target target(class_of_row, weights, has_weights != 0, cols, ignore_index);
+  const Target target(targets, weights, has_weights != 0, row, cols, ignore_index);
   const bool has_target = target.is_among(at.first * Part::N, held.count());
   Asked<X> asked;  // by whoever answers; with smoothing by all, whose terms are relative to it
   if (SMOOTHING != HARD ? target.is_class : has_target) asked.fetch(x_row + target.col);

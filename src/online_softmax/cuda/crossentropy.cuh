@@ -28,10 +28,10 @@ struct Target {
   int64_t col;
   float weight;
   bool is_ignored, is_class;
-  // class_: of `targets`, loaded before the row's words: it is here when they are.
-  __device__ __forceinline__ Target(int64_t class_, const float* weights, bool has_weights,
-                                    int64_t classes, int64_t ignore_index, int64_t first_class = 0)
-      : col(class_), weight(1.0f) {
+  __device__ __forceinline__ Target(const int64_t* targets, const float* weights, bool has_weights,
+                                    int64_t row, int64_t classes, int64_t ignore_index,
+                                    int64_t first_class = 0)
+      : col(targets[row]), weight(1.0f) {
     is_ignored = col == ignore_index;
     is_class = !is_ignored && col >= 0 && col < classes;
     if (is_class && has_weights) weight = weights[col];

@@ -32,23 +32,21 @@ __global__ void __launch_bounds__(256, SMOOTHING == WEIGHTED ? 2 : 4)
   Part share;
   const auto held = share.of(first, last, begin_of<LIES>(dx_row) % Part::N);
   const Span span(x, rows, cols, x_row_stride);
-  // Of the row, before its words: here when they are.
-  const int64_t class_of_row = targets[row];
-  const float whole = lse[row], rest = has_rest ? lse_rest[row] : 0.0f;
-  const float of_loss = has_dloss ? dloss[row * dloss_stride] : 0.0f;
-  const float of_lse = has_dlse ? dlse[row * dlse_stride] : 0.0f;
   const auto fetched = fetch_global<STREAM>(share, held, x_row, span, first, -infinity());
-  const Target target(class_of_row, weights, has_weights != 0, classes, ignore_index, first_class);
+  const Target target(targets, weights, has_weights != 0, row, classes, ignore_index, first_class);
   const bool has_target = target.is_among(first * Part::N, held.count());
   Asked<X> asked;
   if (has_target) asked.fetch(x_row + target.col);
   const Mix mix = {hard, soft, z_loss, SMOOTHING == WEIGHTED ? all_weights[0] : float(classes)};
+  const float whole = lse[row], rest = has_rest ? lse_rest[row] : 0.0f;
 
   // Terms are shifted by what is about lse; `prob` makes up for the difference.
   const Logit<CAPPED> logit(scale, softcap);
   const Shift shift(whole / logit.scale, logit.scale);
   const float off = fused(shift.raw, logit.scale, -whole) - rest;
   const float prob = is_finite(whole) ? exponential(off) * shift.back() : not_a_number();
+  const float of_loss = has_dloss ? dloss[row * dloss_stride] : 0.0f;
+  const float of_lse = has_dlse ? dlse[row * dlse_stride] : 0.0f;
   const LogitGradient<CAPPED, SMOOTHING> gradient(logit, shift, prob, whole, of_loss, target, mix,
                                                   weights + first_class, cols, has_dlse != 0,
                                                   of_lse);

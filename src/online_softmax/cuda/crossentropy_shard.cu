@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(512)
   const auto held = share.of(first, cols, begin_of<LIES>(x_row));
   const Span span(x, rows, cols, x_row_stride);
   const auto fetched = fetch_global<false>(share, held, x_row, span, first, -infinity());
-  const Target target(targets[row], weights, false, classes, ignore_index, first_class);
+  const Target target(targets, weights, false, row, classes, ignore_index, first_class);
   const bool has_target = target.is_among(first * Part::N, held.count());
   const float x_of_target = has_target ? load(x_row + target.col) : 0.0f;
   settle_share<false>(share, held, fetched, x_row, span, first, -infinity());
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(512)
   const int64_t row = int64_t(blockIdx.x) * warp_count() + warp_id();
   const bool has_row = row < rows;
   const int64_t place = has_row ? row : 0;
-  const Target target(targets[place], weights, has_weights != 0, classes, ignore_index);
+  const Target target(targets, weights, has_weights != 0, place, classes, ignore_index);
   const Mix mix = {hard, soft, z_loss, SMOOTHING == WEIGHTED ? all_weights[0] : float(classes)};
   const float* of_row = partials + place * partials_row_stride;
   State s = empty();

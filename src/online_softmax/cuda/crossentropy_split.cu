@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(512)
   const auto fetched = fetch_global<false>(share, held, x_row, span, first, -infinity());
   settle_share<false>(share, held, fetched, x_row, span, first, -infinity());
   if constexpr (SMOOTHING != HARD) {
-    const Target target(targets[row], weights, false, cols, ignore_index);
+    const Target target(targets, weights, false, row, cols, ignore_index);
     const float mapped = target.is_class ? logit.map(load(x_row + target.col)) : 0.0f;
     const float below =
         sum_below<SMOOTHING>(share, held, logit, reference_of(mapped), weights, first, cols);
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(512)
   const bool has_row = row < rows;
   const Logit<CAPPED> logit(scale, softcap);
   const int64_t place = has_row ? row : 0;
-  const Target target(targets[place], weights, has_weights != 0, cols, ignore_index);
+  const Target target(targets, weights, has_weights != 0, place, cols, ignore_index);
   const float mapped =
       target.is_class ? logit.map(load(x + place * x_row_stride + target.col)) : 0.0f;
   const Mix mix = {hard, soft, z_loss, SMOOTHING == WEIGHTED ? all_weights[0] : float(cols)};

@@ -58,7 +58,7 @@ def parts(
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3])
     args = (q, k, v, made, factor, cap, *sizes, *strides, first, last)
     symbol = _symbol(q.dtype, dim, ceil_div(group * q_len, TILE), cut, is_plain)
-    grid = min(batch * heads * count, multiprocessors * cut.resident)
+    grid = plan.blocks(batch * heads * count, cut, multiprocessors)
     return Launch(FILE, symbol, args, grid, cut.warps * WARP)
 
 
