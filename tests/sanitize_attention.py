@@ -13,7 +13,7 @@ from torch import Tensor
 from attention_kit import CASES, PLAIN, Inputs, inputs, upstream
 from merge_kit import KINDS, parts
 from merge_kit import upstream as for_merged
-from online_softmax import attentionops, mergekernels
+from online_softmax import attentionops, decodeplan, mergekernels
 from online_softmax.attentionplan import Options
 from online_softmax.catalogue import FLOATS
 from online_softmax.reference import attention as reference
@@ -59,6 +59,19 @@ def attention(device: str = "cuda") -> Iterator[str]:
         for lens in (((3, 0, 21, 1), (4, 2, 0, 35)), ((1, 0, 4, 1), (700, 2, 0, 300))):
             if not is_right_packed(dtype, *lens, device):
                 yield f"attention {dtype} of sequences of {lens}"
+
+
+def decodes(device: str = "cuda") -> Iterator[str]:
+    """cuda/decode.cu: each head_dim, one product and two, parts that end anywhere."""
+    options = (PLAIN._replace(right=0), PLAIN._replace(left=300, right=0, softcap=5.0))
+    for dtype, dim in itertools.product((torch.float16, torch.bfloat16), decodeplan.DIMS):
+        for q_len, o in itertools.product((1, 4 * decodeplan.tiles(dim)), options):
+            k_len = 2 * decodeplan.cut(dim, 2 * q_len, 1).keys + 9
+            given = inputs(3, 4, 2, q_len, k_len, dim, sinks=q_len > 1).cast(dtype, device)
+            got = attentionops.forward((*given, None, None), o, False, "cuda")
+            right = reference.forward(*given.cast(torch.float64, device), o)
+            if not are_near([(got[0], right.out), (got[1], right.lse)], dtype):
+                yield f"decode {dtype} dim {dim}, {q_len} queries, {o}"
 
 
 def is_right(given: Inputs, o: Options) -> bool:

@@ -51,7 +51,10 @@ def main() -> int:
                         print(f"{record.name} {dtype} 3 x {cols} pad {pad}: {verdict.why}")
         print(f"{record.name}: done", flush=True)
     wrong += rows(generator) + lying(generator) + losses(generator) + stats(generator)
-    for name in (*sanitize_attention.merges(), *sanitize_attention.attention()):
+    wrong_names = (
+        *sanitize_attention.merges(), *sanitize_attention.decodes(), *sanitize_attention.attention()
+    )  # fmt: skip
+    for name in wrong_names:
         wrong += 1
         print(f"{name}: wrong")
     print(f"{wrong} wrong")
