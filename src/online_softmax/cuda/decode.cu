@@ -12,6 +12,7 @@
 #include "decode.cuh"
 
 constexpr float LN_2 = 1.0f / LOG2_E;
+constexpr float LARGEST = 1.7014118346046923e38f;  // 2^127: LOG2_E times as much is finite
 
 // The states of all parts, (parts, batch, heads of queries, q_len) each, in one piece of memory.
 template <int DIM>
@@ -125,6 +126,12 @@ __device__ __forceinline__ float sink_of(const void* sinks, int kind, int64_t he
   return load(static_cast<const bfloat16_t*>(sinks) + head);
 }
 
+// x LOG2_E, finite where x is.
+__device__ __forceinline__ float in_base_2(float x) {
+  const float held = x > LARGEST ? LARGEST : x < -LARGEST ? -LARGEST : x;
+  return (is_finite(x) ? held : x) * LOG2_E;
+}
+
 // The states of one row of queries over all parts, merged: PIECE dims of its output, divided, and its
 // lse. A block a piece; reads o once. Groups of lanes take the parts in turn; their sums are added in
 // the groups' order.
@@ -169,7 +176,7 @@ __global__ void __launch_bounds__(BLOCK)
   State all = s;
   float share = 1.0f;
   if (sinks_kind != 0) {
-    const float sink = sink_of(sinks, int(sinks_kind), row / q_len % heads) * LOG2_E;
+    const float sink = in_base_2(sink_of(sinks, int(sinks_kind), row / q_len % heads));
     all.m = maximum(s.m, sink);
     share = exponential2(fall(s.m, all.m));
     all.d = fused(s.d, share, exponential2(fall(sink, all.m)));
