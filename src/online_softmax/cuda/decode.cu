@@ -38,6 +38,7 @@ __global__ void __launch_bounds__(WARPS* WARP, RESIDENT)
   using Warps = Board<DIM, TILES, WARPS>;
   SHARED_ARRAY(Warps, board, 1);
   const int g = lane_id() / 4, c = lane_id() % 4, rows = int(s.group * s.q_len);
+  const float factor = IS_PLAIN ? scale : 1.0f;
   const Sight whole = {sight(s, s.q_len - 1, s.q_len - 1).begin, sight(s, 0, 0).end};
   Place<X, WARPS> next;
   next.item = int(blockIdx.x);
@@ -67,8 +68,8 @@ __global__ void __launch_bounds__(WARPS* WARP, RESIDENT)
         if (!IS_PLAIN)
 #pragma unroll
           for (int i = 0; i < 4; ++i)
-            z[tile][i] = cap > 0.0f ? cap * hyperbolic_tangent(z[tile][i] * scale)
-                                    : z[tile][i] * scale;
+            z[tile][i] =
+                cap > 0.0f ? cap * hyperbolic_tangent(z[tile][i] * scale) : z[tile][i] * scale;
         if (!is_whole)
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
@@ -85,12 +86,12 @@ __global__ void __launch_bounds__(WARPS* WARP, RESIDENT)
       keys.fetch(next, s);
 #pragma unroll
       for (int tile = 0; tile < TILES; ++tile)
-        states[tile].template absorb<X>(z[tile], IS_PLAIN ? scale : 1.0f, values);
+        states[tile].template absorb<X>(z[tile], factor, values);
       values.fetch(next, s);
     }
     if (item + int(gridDim.x) >= next.items) allow_next_kernel();
 #pragma unroll
-    for (int tile = 0; tile < TILES; ++tile) board[0].put(states[tile], tile);
+    for (int tile = 0; tile < TILES; ++tile) board[0].put(states[tile], tile, factor);
     __syncthreads();  // board: put by each warp, taken by all
     const int64_t all = s.batch * s.heads * rows;
     const Made<DIM> to(made, s.parts * all);
@@ -137,12 +138,12 @@ __device__ __forceinline__ float in_base_2(float x) {
 // the groups' order.
 template <typename Y, int DIM, int PIECE, int BLOCK>
 __global__ void __launch_bounds__(BLOCK)
-    decode_merge(float* made,         // input, as Made has it
-                 const void* sinks,   // (heads), natural, of type sinks_kind
-                 Y* out,              // (batch, heads, q_len, DIM) output, contiguous
-                 float* lse_out,      // (batch, heads, q_len) output
-                 float* m_out,        // the same, natural; with has_state
-                 float* d_out,        // the same
+    decode_merge(float* made,        // input, as Made has it
+                 const void* sinks,  // (heads), natural, of type sinks_kind
+                 Y* out,             // (batch, heads, q_len, DIM) output, contiguous
+                 float* lse_out,     // (batch, heads, q_len) output
+                 float* m_out,       // the same, natural; with has_state
+                 float* d_out,       // the same
                  int64_t rows, int64_t heads, int64_t q_len, int64_t parts, int64_t sinks_kind,
                  int64_t has_state, int64_t nan_empty) {
   constexpr int LANES = PIECE / 4, GROUPS = BLOCK / LANES, PIECES = DIM / PIECE;
@@ -153,7 +154,8 @@ __global__ void __launch_bounds__(BLOCK)
   const Made<DIM> of(made, parts * rows);
   wait_for_previous_kernel();
   float most = -infinity();
-  for (int64_t i = lane_id(); i < parts; i += WARP) most = maximum(most, load(of.m + i * rows + row));
+  for (int64_t i = lane_id(); i < parts; i += WARP)
+    most = maximum(most, load(of.m + i * rows + row));
   State s = {warp_fold<Maximum>(most), 0.0f};
   float4_t total = {};
 #pragma unroll 4
