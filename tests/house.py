@@ -102,6 +102,7 @@ def operand(tokens: list[str], opens: str, closes: str) -> list[str]:
 
 LEVELS = {
     "arches": 0,
+    "float32": 0,
     "plan": 1,
     "linearplan": 1.2,
     "rowtables": 1,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import online_softmax
 from attention_kit import CASES, INF, NAN, PLAIN, Inputs, inputs, upstream, wanted
 from online_softmax.attentionplan import Blocks, Options
 from online_softmax.reference import attention, attention_gradient, packed
@@ -34,6 +36,31 @@ def test_every_option(name: str, blocks: Blocks | None) -> None:
         above.dout, None, *given, got.out, got.lse, o, blocks=blocks
     )
     close([t for t in without if t is not None], wanted(given, o, above.dout, None)[2])
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize(
+    "lay",
+    [
+        lambda t: t.transpose(1, 2).contiguous().transpose(1, 2),  # tokens before heads
+        lambda t: t.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0),
+        lambda t: t[:1, :1].expand(t.shape),
+        lambda t: torch.cat([t, t + NAN], -1)[..., : t.shape[-1]],
+    ],
+    ids=["tokens first", "turned", "expanded", "cut"],
+)
+def test_any_strides(lay: Callable[[Tensor], Tensor], kv_heads: int) -> None:
+    """Of what is given and of what arrives from above, for several of a batch in a block."""
+    given = inputs(3, 4, kv_heads, 9, 13)
+    above = upstream(given)
+    q, k, v, dout = (lay(t) for t in (*given[:3], above.dout))
+    plain = [t.contiguous() for t in (q, k, v, dout)]
+    found = []
+    for tensors in ((q, k, v, dout), plain):
+        leaves = [t.detach().requires_grad_() for t in tensors[:3]]
+        out = online_softmax.attention(*leaves, causal=True)
+        found.append([out.detach(), *torch.autograd.grad(out, leaves, tensors[3])])
+    close(*found)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

@@ -168,6 +168,10 @@ def test_large_scores(device: str) -> None:
     """Beyond what exp takes: m is taken off first, in each part."""
     given = few(1, 200).cast(BF16, device)
     check(given._replace(q=given.q * 300), PLAIN)
+    for size in (1e9, 1e12, 1e30):
+        out = run(given._replace(q=given.q * size))[0]
+        wide = Inputs(*(t.double() for t in (given.q * size, *given[1:3])))
+        close(out.double(), written_out(wide, PLAIN)[0], rtol=0, atol=2.0**-6)
 
 
 def test_each_key_and_value_is_read_once() -> None:

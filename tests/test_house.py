@@ -87,7 +87,7 @@ def test_an_upward_import_is_seen():
 def test_imports_point_down():
     paths = [(path.relative_to(PACKAGE).as_posix(), path) for path in PACKAGE.rglob("*.py")]
     assert {path: wrong for path, p in paths if (wrong := upward(path, p.read_text()))} == {}
-    decisions = ("arches", "plan", "ring", "rowtables", "rowplan", "outerplan")
+    decisions = ("arches", "float32", "plan", "ring", "rowtables", "rowplan", "outerplan")
     decisions += ("rowchoice", "rowsweep", "attentionplan", "decodeplan")
     for file in decisions:  # the standard library alone, and each other
         for name in imported((PACKAGE / f"{file}.py").read_text()):
@@ -133,7 +133,7 @@ print(json.dumps(new))
 OWN = """
     __init__ api arches arguments attentionarguments attentionkernels attentionops
     attentionplan attentions catalogue ceblocks cekernels celoss ceops cereduce cuda.__init__
-    cuda.launch decodekernels decodeplan explained explanation invariance keptcalls
+    cuda.launch decodekernels decodeplan explained explanation float32 invariance keptcalls
     library.__init__ library.attention
     library.attention_routes library.attention_second library.calculus library.eager
     library.linear_routes library.linear_traced library.loss_calculus library.loss_eager

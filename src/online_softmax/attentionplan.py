@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from online_softmax import float32
 from online_softmax.arches import ARCHES, DEFAULT_ARCH, KIB
 from online_softmax.plan import ceil_div, next_power_of_two
 
@@ -30,6 +31,10 @@ class Options(NamedTuple):
 
     def scale_for(self, head_dim: int) -> float:
         return head_dim**-0.5 if self.scale is None else self.scale
+
+    def is_plain(self, head_dim: int) -> bool:
+        """Whether a score is q k times a scale above 0 in float32 too: -inf times it stays -inf."""
+        return self.softcap is None and self.scale_for(head_dim) >= float32.NORMAL[0]
 
     def diagonal(self, q_len: int, k_len: int) -> int:
         return 0 if self.top_left else k_len - q_len

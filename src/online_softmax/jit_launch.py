@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Sequence
+from ctypes import c_float
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -32,7 +33,8 @@ class Shape(NamedTuple):
 
 
 def words(args: Sequence[object], index: int) -> list[int]:
-    """Arguments as 8-byte integers: a tensor's address, an int, the bits of a float32.
+    """Arguments as 8-byte integers: a tensor's address, an int, the bits of a float32,
+    infinite where a float is beyond it.
 
     Raises:
         ValueError: a tensor is not on CUDA device `index`.
@@ -47,7 +49,7 @@ def _word(value: object, index: int) -> int:
             raise ValueError(f"a tensor on {value.device} is given to a kernel on cuda:{index}")
         return value.data_ptr()
     if isinstance(value, float):
-        return int(struct.unpack("=q", struct.pack("=f4x", value))[0])
+        return int(struct.unpack("=q", struct.pack("=f4x", c_float(value).value))[0])
     if isinstance(value, int):
         return int(value)  # a bool
     raise TypeError(f"a kernel takes tensors, ints and floats, not {type(value).__name__}")

@@ -10,17 +10,16 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from online_softmax import catalogue, invariance, keptcalls, rowchoice, rowplan
+from online_softmax import catalogue, float32, invariance, keptcalls, rowchoice, rowplan
 from online_softmax.cuda.launch import Launch
 from online_softmax.plan import Problem
 from online_softmax.reference.ops import FP8, beside, result_dtype
 from online_softmax.rowplan import Row
 
 NAMES = tuple(rowplan.IDEAS)
-# Between these a scale is a normal number of float32, and scale log2(e) is finite. Further down it
-# could become 0, and 0 times the infinite padding of a row is NaN; further up that product becomes
-# infinite, and times a difference of 0 it is NaN too.
-SCALES = (2.0**-126, 2.0**127)
+# Of a scale. Further down it could become 0, and 0 times the infinite padding of a row is NaN;
+# further up scale log2(e) becomes infinite, and times a difference of 0 it is NaN too.
+SCALES = float32.NORMAL
 
 
 def takes(x: Tensor, dtype: torch.dtype | None, scale: float, kernel: str = "") -> bool:

@@ -13,6 +13,7 @@
 
 constexpr int STATIC_SHARED = 48 << 10;  // bytes of a block without asking for more
 constexpr float LN_2 = 1.0f / LOG2_E;
+constexpr float LARGEST = 1.7014118346046923e38f;  // 2^127: LOG2_E times as much is finite
 
 // The states of all parts, (parts, batch, heads of queries, q_len) each, in one piece of memory.
 template <int DIM>
@@ -41,6 +42,7 @@ __global__ void __launch_bounds__(WARPS* WARP, RESIDENT)
   SHARED_ARRAY(Warps, boards, BOARDS);
   int turn = 0;
   const int g = lane_id() / 4, c = lane_id() % 4, rows = int(s.group * s.q_len);
+  const float factor = IS_PLAIN ? scale : 1.0f;
   const Sight whole = {sight(s, s.q_len - 1, s.q_len - 1).begin, sight(s, 0, 0).end};
   Place<X, WARPS> next;
   next.item = int(blockIdx.x);
@@ -70,8 +72,8 @@ __global__ void __launch_bounds__(WARPS* WARP, RESIDENT)
         if (!IS_PLAIN)
 #pragma unroll
           for (int i = 0; i < 4; ++i)
-            z[tile][i] = cap > 0.0f ? cap * hyperbolic_tangent(z[tile][i] * scale)
-                                    : z[tile][i] * scale;
+            z[tile][i] =
+                cap > 0.0f ? cap * hyperbolic_tangent(z[tile][i] * scale) : z[tile][i] * scale;
         if (!is_whole)
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
@@ -88,12 +90,12 @@ __global__ void __launch_bounds__(WARPS* WARP, RESIDENT)
       keys.fetch(next, s);
 #pragma unroll
       for (int tile = 0; tile < TILES; ++tile)
-        states[tile].template absorb<X>(z[tile], IS_PLAIN ? scale : 1.0f, values);
+        states[tile].template absorb<X>(z[tile], factor, values);
       values.fetch(next, s);
     }
     if (item + int(gridDim.x) >= next.items) allow_next_kernel();
 #pragma unroll
-    for (int tile = 0; tile < TILES; ++tile) boards[turn].put(states[tile], tile);
+    for (int tile = 0; tile < TILES; ++tile) boards[turn].put(states[tile], tile, factor);
     __syncthreads();  // the board: put by each warp, taken by all
     const int64_t all = s.batch * s.heads * rows;
     const Made<DIM> to(made, s.parts * all);
@@ -130,17 +132,23 @@ __device__ __forceinline__ float sink_of(const void* sinks, int kind, int64_t he
   return load(static_cast<const bfloat16_t*>(sinks) + head);
 }
 
+// x LOG2_E, finite where x is.
+__device__ __forceinline__ float in_base_2(float x) {
+  const float held = x > LARGEST ? LARGEST : x < -LARGEST ? -LARGEST : x;
+  return (is_finite(x) ? held : x) * LOG2_E;
+}
+
 // The states of one row of queries over all parts, merged: PIECE dims of its output, divided, and its
 // lse. A block a piece; reads o once. Groups of lanes take the parts in turn; their sums are added in
 // the groups' order.
 template <typename Y, int DIM, int PIECE, int BLOCK>
 __global__ void __launch_bounds__(BLOCK)
-    decode_merge(float* made,         // input, as Made has it
-                 const void* sinks,   // (heads), natural, of type sinks_kind
-                 Y* out,              // (batch, heads, q_len, DIM) output, contiguous
-                 float* lse_out,      // (batch, heads, q_len) output
-                 float* m_out,        // the same, natural; with has_state
-                 float* d_out,        // the same
+    decode_merge(float* made,        // input, as Made has it
+                 const void* sinks,  // (heads), natural, of type sinks_kind
+                 Y* out,             // (batch, heads, q_len, DIM) output, contiguous
+                 float* lse_out,     // (batch, heads, q_len) output
+                 float* m_out,       // the same, natural; with has_state
+                 float* d_out,       // the same
                  int64_t rows, int64_t heads, int64_t q_len, int64_t parts, int64_t sinks_kind,
                  int64_t has_state, int64_t nan_empty) {
   constexpr int LANES = PIECE / 4, GROUPS = BLOCK / LANES, PIECES = DIM / PIECE;
@@ -151,7 +159,8 @@ __global__ void __launch_bounds__(BLOCK)
   const Made<DIM> of(made, parts * rows);
   wait_for_previous_kernel();
   float most = -infinity();
-  for (int64_t i = lane_id(); i < parts; i += WARP) most = maximum(most, load(of.m + i * rows + row));
+  for (int64_t i = lane_id(); i < parts; i += WARP)
+    most = maximum(most, load(of.m + i * rows + row));
   State s = {warp_fold<Maximum>(most), 0.0f};
   float4_t total = {};
 #pragma unroll 4
@@ -174,7 +183,7 @@ __global__ void __launch_bounds__(BLOCK)
   State all = s;
   float share = 1.0f;
   if (sinks_kind != 0) {
-    const float sink = sink_of(sinks, int(sinks_kind), row / q_len % heads) * LOG2_E;
+    const float sink = in_base_2(sink_of(sinks, int(sinks_kind), row / q_len % heads));
     all.m = maximum(s.m, sink);
     share = exponential2(fall(s.m, all.m));
     all.d = fused(s.d, share, exponential2(fall(sink, all.m)));

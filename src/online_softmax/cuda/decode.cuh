@@ -32,8 +32,8 @@ struct Shape {
   int64_t batch, heads;  // of keys
   int64_t group, q_len, k_len, parts, part_keys;
   int64_t q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row;  // strides
-  int64_t first, last;  // query i sees keys from i + first (as many as there are: none is too early)
-};                      // to i + last
+  int64_t first, last;  // query i sees keys i + first to i + last, of those that there are
+};
 
 // The keys that a query sees.
 struct Sight {
@@ -162,7 +162,7 @@ __device__ __forceinline__ void score(const Keys<DIM>& keys, const Queries<DIM>&
 }
 
 // States of TILE rows: of rows 2c and 2c + 1 (index i % 2) the dims 64 j + 8 g + 2 t + i / 2 of o; of
-// d what the keys of this lane have brought.
+// d what the keys of this lane have brought. m is as z is, before the factor.
 template <int DIM>
 struct States {
   float m[2], d[2], o[DIM / 64][4][4];
@@ -174,7 +174,8 @@ struct States {
     for (int i = 0; i < DIM / 4; ++i) o[i / 16][i / 4 % 4][i % 4] = 0.0f;
   }
 
-  // z times factor, above 0, is a score in base 2, -inf where a row does not see a key.
+  // z times factor, above 0, is a score in base 2, -inf where a row does not see a key. m is taken off
+  // before the factor: of large scores the rounding of a product is more than exponents have room for.
   template <typename X>
   __device__ __forceinline__ void absorb(const float (&z)[4], float factor,
                                          const Values<DIM>& values) {
@@ -182,12 +183,12 @@ struct States {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float most = keys_fold<Maximum>(maximum(z[i], z[i + 2]));
-      const float next = maximum(m[i], most * factor);
-      w[i] = exponential2(fall(m[i], next));
+      const float next = maximum(m[i], most);
+      w[i] = exponential2(fall(m[i], next) * factor);
       m[i] = next;
       const float shift = next == -infinity() ? 0.0f : next;
-      p[i] = exponential2(fused(z[i], factor, -shift));
-      p[i + 2] = exponential2(fused(z[i + 2], factor, -shift));
+      p[i] = exponential2((z[i] - shift) * factor);
+      p[i + 2] = exponential2((z[i + 2] - shift) * factor);
       d[i] = fused(d[i], w[i], p[i] + p[i + 2]);
     }
     const uint32_t b0 = transposed(pack_pair<X>(p[0], p[1]));
@@ -222,18 +223,18 @@ struct Board {
     return row * VECTORS + (vector ^ ((c & 1) | (c & 2) << 1));
   }
 
-  __device__ __forceinline__ void put(const States<DIM>& states, int tile) {
+  __device__ __forceinline__ void put(const States<DIM>& states, int tile, float factor) {
     const int g = lane_id() / 4, c = lane_id() % 4, warp = warp_id();
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = tile * TILE + 2 * c + i;
       const float sum = keys_fold<Sum>(states.d[i]);
-      if (g == 0) m[warp][row] = states.m[i], d[warp][row] = sum;
+      if (g == 0) m[warp][row] = states.m[i] * factor, d[warp][row] = sum;
 #pragma unroll
       for (int j = 0; j < DIM / 64; ++j)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const float(&first)[4] = states.o[j][2 * half], (&second)[4] = states.o[j][2 * half + 1];
+          const float (&first)[4] = states.o[j][2 * half], (&second)[4] = states.o[j][2 * half + 1];
           o[warp][place(row, 16 * j + 2 * g + half)] = {first[i], first[i + 2], second[i],
                                                         second[i + 2]};
         }

@@ -12,6 +12,7 @@ from online_softmax import decodeplan as plan
 from online_softmax.attentionplan import Options
 from online_softmax.cuda.launch import C_TYPE, Launch
 from online_softmax.decodeplan import Cut
+from online_softmax.float32 import NORMAL, held
 from online_softmax.plan import WARP, ceil_div
 
 LOG2_E = 1 / math.log(2)
@@ -48,16 +49,16 @@ def parts(
     count = ceil_div(k_len, cut.keys)
     group = q.shape[1] // heads
     scale, diagonal = o.scale_for(dim), o.diagonal(q_len, k_len)
-    is_plain = scale > 0 and o.softcap is None
     factor, cap = scale * LOG2_E, 0.0
     if o.softcap is not None:
-        factor, cap = scale / o.softcap, o.softcap * LOG2_E
+        factor = math.copysign(min(abs(scale) / held(o.softcap), NORMAL[1]), scale)
+        cap = held(o.softcap) * LOG2_E
     first = -q_len if o.left < 0 else max(diagonal - o.left, -q_len)
     last = k_len if o.right < 0 else min(diagonal + o.right, k_len)
     sizes = batch, heads, group, q_len, k_len, count, cut.keys
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3])
     args = (q, k, v, made, factor, cap, *sizes, *strides, first, last)
-    symbol = _symbol(q.dtype, dim, ceil_div(group * q_len, TILE), cut, is_plain)
+    symbol = _symbol(q.dtype, dim, ceil_div(group * q_len, TILE), cut, o.is_plain(dim))
     grid = plan.blocks(batch * heads * count, cut, multiprocessors)
     return Launch(FILE, symbol, args, grid, cut.warps * WARP)
 

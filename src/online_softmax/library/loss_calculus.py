@@ -21,7 +21,7 @@ from torch import Tensor
 
 from online_softmax.ceops import Options
 from online_softmax.reference.cross_entropy import Targets, Upstream, capped, shares, slope
-from online_softmax.reference.ops import result_dtype
+from online_softmax.reference.ops import held_in, result_dtype
 
 
 class LossOptions(NamedTuple):
@@ -105,7 +105,8 @@ def second(
         inner = inner + above.a_by_lse.unsqueeze(-1) * mean
     result = rows.slope * (rows.p * inner)
     if o.softcap is not None:  # z'' = -2 z z' scale / c^2
-        curvature = -2 * o.scale / o.softcap**2 * rows.z * rows.slope
+        cap = held_in(o.softcap, rows.z.dtype)
+        curvature = -2 * o.scale * (rows.z / cap) * (rows.slope / cap)
         result = result + v * curvature * (above.a.unsqueeze(-1) * rows.p - above.b)
     return above.where_counted(result).movedim(-1, o.dim).to(result_dtype(x.dtype))
 

@@ -33,6 +33,7 @@ from torch import Tensor
 from online_softmax.attentionplan import Blocks, Options
 from online_softmax.attentionplan import blocks as planned
 from online_softmax.reference.online import STATE_DTYPE
+from online_softmax.reference.ops import held_in
 from online_softmax.reference.outputs import OutputState
 
 
@@ -171,8 +172,9 @@ def scores(block: Block, keys: slice, o: Options) -> Scores:
     """What a block's queries make of these keys."""
     z, slope = block.q @ block.k[:, :, keys].to(block.q.dtype).mT, None
     if o.softcap is not None:
-        tanh = torch.tanh(z / o.softcap)
-        z, slope = o.softcap * tanh, 1 - tanh.square()
+        cap = held_in(o.softcap, z.dtype)
+        tanh = torch.tanh(z / cap)
+        z, slope = cap * tanh, 1 - tanh.square()
     lengths = block.q_len, block.k.shape[2]
     sees_all = o.sees_all(block.queries, keys, *lengths)
     if sees_all and block.bias is None and block.mask is None:

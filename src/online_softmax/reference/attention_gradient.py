@@ -73,7 +73,8 @@ def backward(
     for at in (at for batch in places(q, k, blocks) for head in batch for at in head):
         block = Block.of(q, k, v, bias, mask, o, at)
         rows = Rows.of(dout, dlse, out, lse.to(wide), sinks, at, block.group)
-        by_q, by_k, by_v = torch.zeros_like(block.q), at.cut_keys(dk), at.cut_keys(dv)
+        by_q = block.q.new_zeros(block.q.shape)  # contiguous, whatever q is
+        by_k, by_v = at.cut_keys(dk), at.cut_keys(dv)
         for keys in block.tiles(o, blocks.keys):
             z, slope, is_plain = scores(block, keys, o)
             p = rows.prob(z, is_plain)

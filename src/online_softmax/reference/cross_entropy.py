@@ -23,7 +23,7 @@ from torch import Tensor
 
 from online_softmax.reference.online import State, log_prob
 from online_softmax.reference.online import lse as lse_of
-from online_softmax.reference.ops import result_dtype, scaled, sum_dtype
+from online_softmax.reference.ops import held_in, result_dtype, scaled, sum_dtype
 
 
 class Options(NamedTuple):
@@ -159,12 +159,15 @@ class Targets(NamedTuple):
 def capped(x: Tensor, softcap: float | None, scale: float) -> Tensor:
     """c tanh(scale x / c), or scale x without a cap, in the dtype of the sums."""
     z = scaled(x, None, scale)
-    return z if softcap is None else softcap * torch.tanh(z / softcap)
+    if softcap is None:
+        return z
+    cap = held_in(softcap, z.dtype)
+    return cap * torch.tanh(z / cap)
 
 
 def slope(z: Tensor, softcap: float | None, scale: float) -> Tensor | float:
     """The derivative of z = capped(x) by x."""
-    return scale if softcap is None else scale * (1 - (z / softcap).square())
+    return scale if softcap is None else scale * (1 - (z / held_in(softcap, z.dtype)).square())
 
 
 def shares(

@@ -12,6 +12,7 @@ import math
 import torch
 from torch import Tensor
 
+from online_softmax.float32 import held
 from online_softmax.reference.online import State, log_prob, prob
 from online_softmax.reference.online import lse as lse_of
 
@@ -21,6 +22,11 @@ FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 def result_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of a result or gradient if none is asked for: the input's, bfloat16 for fp8."""
     return torch.bfloat16 if dtype in FP8 else dtype
+
+
+def held_in(softcap: float, dtype: torch.dtype) -> float:
+    """A softcap to calculate with in `dtype`: beyond float32 it would be 0 or infinite there."""
+    return softcap if dtype == torch.float64 else held(softcap)
 
 
 def sum_dtype(*dtypes: torch.dtype | None) -> torch.dtype:

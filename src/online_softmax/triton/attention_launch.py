@@ -16,6 +16,7 @@ from torch import Tensor
 
 from online_softmax import attentionplan as plan
 from online_softmax.attentionplan import Options, Tiles, padded
+from online_softmax.float32 import held
 from online_softmax.plan import ceil_div, next_power_of_two
 from online_softmax.triton import ALIGNED, attention
 from online_softmax.triton.launcher import Launch, Own
@@ -180,7 +181,6 @@ def common(given: Inputs, o: Options) -> dict[str, Any]:
     q, k, v, bias, mask = given[:5]
     q_len, k_len = lengths(given, o)
     reach = q_len + k_len  # further than any: the numbers stay small
-    scale = o.scale_for(q.shape[-1])
     return {
         "q_ptr": q, "k_ptr": k, "v_ptr": v, "bias_ptr": bias,
         "mask_ptr": None if mask is None else mask.view(torch.uint8),
@@ -189,10 +189,11 @@ def common(given: Inputs, o: Options) -> dict[str, Any]:
         "v_strides": strides(v, given), "bias_strides": shared_strides(bias),
         "mask_strides": shared_strides(mask),
         "q_len": q_len, "k_len": k_len, "heads": q.shape[1],
-        "scale": scale, "softcap": o.softcap,
+        "scale": o.scale_for(q.shape[-1]),
+        "softcap": None if o.softcap is None else held(o.softcap),
         "left": None if o.left < 0 else min(o.left, reach),
         "right": None if o.right < 0 else min(o.right, reach),
-        "TOP_LEFT": o.top_left, "IS_PLAIN": bias is None and o.softcap is None and scale > 0,
+        "TOP_LEFT": o.top_left, "IS_PLAIN": bias is None and o.is_plain(q.shape[-1]),
         "GROUP": q.shape[1] // k.shape[1], "DIM": q.shape[-1], "VALUE_DIM": v.shape[-1],
         "BLOCK_DIM": padded(q.shape[-1]), "BLOCK_VALUE": padded(v.shape[-1]),
         "WIDEN": interpreted(),

@@ -12,6 +12,7 @@ from online_softmax.triton.online import INF, LN_2, LOG2_E, exponential, is_fini
 
 # float32 products in three steps on the tensor cores; half types are exact there.
 PRECISION = tl.constexpr("tf32x3")
+LARGEST = tl.constexpr(2.0**127)  # of which LOG2_E times as much is finite
 # A fused multiply-add is asked for where it is meant. Triton's default depends on its version.
 OPTIONS = {"enable_fp_fusion": False}
 
@@ -210,7 +211,7 @@ def scores(
     if bias_ptr is not None:
         at = bias_ptr + offsets(bias_strides, batch, head, query)
         at += key.to(tl.int64) * bias_strides[3]
-        z += tl.load(at, mask=is_there, other=0.0).to(tl.float32) * LOG2_E
+        z += in_base_2(tl.load(at, mask=is_there, other=0.0).to(tl.float32))
     if not IS_WHOLE:
         is_seen = key < k_len
         if left is not None:
@@ -235,12 +236,18 @@ def factor(scale: tl.tensor, IS_PLAIN: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
+def in_base_2(x: tl.tensor) -> tl.tensor:
+    """x LOG2_E, finite where x is: a bias may hide keys by the least number that there is."""
+    return tl.where(is_finite(x), tl.clamp(x, -LARGEST, LARGEST), x) * LOG2_E
+
+
+@triton.jit
 def finish(m: tl.tensor, d: tl.tensor, sink: tl.tensor) -> tl.tuple:
     """(share, lse) of a state in base 2: what o is multiplied with, and the natural logarithm of
     the sum without the sink. The sink is in natural units, of m's shape, or None."""
     m_all, d_all, share = m, d, 1.0
     if sink is not None:
-        m_all, share, w_sink = join(m, sink * LOG2_E, True)
+        m_all, share, w_sink = join(m, in_base_2(sink), True)
         d_all = d * share + w_sink
     share = tl.where(is_finite(m_all), share / d_all, float("nan"))
     return tl.where(m == -INF, 0.0, share), lse(m * LN_2, d)

@@ -172,7 +172,8 @@ def _slot(symbol: str, place: int, value: Any, kind: str) -> int:
     if kind == "i" and isinstance(value, int):
         return value & 0xFFFFFFFFFFFFFFFF
     if kind == "f" and isinstance(value, float):
-        return int.from_bytes(struct.pack("<f", value), "little")
+        narrow = ctypes.c_float(value).value  # infinite beyond float32, where pack would refuse
+        return int.from_bytes(struct.pack("<f", narrow), "little")
     wanted = {"p": "a tensor", "i": "an int", "f": "a float"}[kind]
     raise TypeError(f"argument {place} of {symbol} is {wanted}, got {type(value).__name__}")
 
