@@ -62,9 +62,10 @@ test-gpu: $(SETUP) $(TORCH) ## the tests that need a GPU, in full
 sanitize-gpu: $(SETUP) $(TORCH) ## compute-sanitizer over every rung: outside accesses and races (needs nvcc)
 	@$(RUN) -c 'import sys, torch; torch.cuda.is_available() or sys.exit("sanitize-gpu: torch sees no CUDA device here. make test runs the rungs under the host sanitizers.")'
 	mkdir -p build
-	nvcc -std=c++17 -lineinfo -arch=native tests/sanitize_driver.cu -o build/sanitize_driver
-	for tool in memcheck racecheck synccheck initcheck; do \
-	  compute-sanitizer --tool $$tool --error-exitcode 9 build/sanitize_driver || exit; done
+	for driver in sanitize_driver sanitize_parts; do \
+	  nvcc -std=c++17 -lineinfo -arch=native tests/$$driver.cu -o build/$$driver || exit; \
+	  for tool in memcheck racecheck synccheck initcheck; do \
+	    compute-sanitizer --tool $$tool --error-exitcode 9 build/$$driver || exit; done; done
 	for tool in memcheck racecheck; do \
 	  PYTORCH_NO_CUDA_MEMORY_CACHING=1 PYTHONPATH=src compute-sanitizer --tool $$tool --error-exitcode 9 \
 	    $$([ $$tool = memcheck ] && echo --report-api-errors no) \

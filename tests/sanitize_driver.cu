@@ -2,11 +2,7 @@
 // exactly sized allocations, checked against double on the CPU.
 //   nvcc -std=c++17 -lineinfo -gencode arch=compute_90a,code=sm_90a tests/sanitize_driver.cu -o driver
 //   compute-sanitizer --tool memcheck ./driver && compute-sanitizer --tool racecheck ./driver
-#include <cmath>
-#include <cstdio>
-#include <cstdlib>
 #include <functional>
-#include <vector>
 
 #include "../src/online_softmax/cuda/ladder/safe.cu"
 #include "../src/online_softmax/cuda/ladder/v0_thread.cu"
@@ -15,25 +11,7 @@
 #include "../src/online_softmax/cuda/ladder/v3_register_cache.cu"
 #include "../src/online_softmax/cuda/ladder/v4_grid_stride.cu"
 #include "../src/online_softmax/cuda/ladder/v5_split_row.cu"
-
-#define CHECK(call)                                                                         \
-  do {                                                                                      \
-    cudaError_t status = (call);                                                            \
-    if (status != cudaSuccess) {                                                            \
-      std::printf("%s:%d %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(status)); \
-      std::exit(1);                                                                         \
-    }                                                                                       \
-  } while (0)
-
-// narrow and widen run on the GPU, so that the CPU side needs no half arithmetic.
-template <typename T>
-__global__ void to_type(const float* x, T* y, int64_t n) {
-  for (int64_t i = threadIdx.x; i < n; i += blockDim.x) y[i] = narrow<T>(x[i]);
-}
-template <typename T>
-__global__ void to_float(const T* x, float* y, int64_t n) {
-  for (int64_t i = threadIdx.x; i < n; i += blockDim.x) y[i] = widen(x[i]);
-}
+#include "sanitize_kit.cuh"
 
 template <typename T>
 int check(const char* type, int64_t rows, int64_t cols, int64_t pad, double tolerance) {

@@ -2,7 +2,6 @@
 #pragma once
 #include "words.cuh"
 
-constexpr float LN_2 = 1.0f / LOG2_E;
 constexpr int STATES = 0, PAIRS = 1, PAIRS_BASE_2 = 2;  // KIND; the base is that of lse
 constexpr float NOTHING = -1.0f;  // in place of the weight of a part that counts for nothing
 constexpr int AT_ONCE = 4;        // parts whose vectors are on their way together

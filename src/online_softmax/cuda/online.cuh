@@ -4,6 +4,7 @@
 #include "memory.cuh"
 
 constexpr float LOG2_E = 1.4426950408889634f;  // exp(x) = 2^(x LOG2_E)
+constexpr float LN_2 = 1.0f / LOG2_E;
 
 // m: maximum so far, natural units. d: sum of exp(x - m). Where m is not finite, d means nothing.
 struct State {

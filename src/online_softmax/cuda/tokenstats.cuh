@@ -6,7 +6,6 @@
 #pragma once
 #include "rows.cuh"
 
-constexpr float LN_2 = 1.0f / LOG2_E;
 constexpr float LEAST_EXPONENT = -200.0f;  // 2^-200 is 0 in float32, and times -200 too: no 0 inf
 
 // m, d as a State has them, and t; all of one part. above: how many elements are above the target's.
