@@ -100,6 +100,9 @@ WORDS = {
     "piece": "部分",
     "checks of the arguments": "检查参数",
     "choice of the route": "选择路线",
+    "choice of the route, look-up of the launch": "选择路线，查找启动",
+    "of a call unlike those before: checks of the arguments": "与先前不同的调用：检查参数",
+    "of a call unlike those before: choice of the route": "与先前不同的调用：选择路线",
     "allocation": "申请内存",
     "look-up of the launch": "查找启动参数",
     "launch": "启动",
@@ -108,6 +111,8 @@ WORDS = {
     "of a call unlike those before: launch records": "与先前不同的调用：启动记录",
     "of the launch: the driver": "启动之中：驱动",
     "step": "步骤",
+    "import online_softmax, beyond torch, from source":
+        "导入 online_softmax，torch 之外，从源码编译字节码",
     "import online_softmax, beyond torch, bytecode on disk":
         "导入 online_softmax，torch 之外，字节码在磁盘上",
     "first call, kernel on disk": "第一次调用，kernel 在磁盘上",
@@ -152,7 +157,7 @@ WORDS = {
         "解码和各段的合并按 GB/s，旁边是把键和值、或者各段读一遍。",
 }  # fmt: skip
 SAME = {"", "µs", "ms", "GB/s", "TFLOP/s", "—", "head_dim", "batch", "torch", "compile", "quack",
-        "liger", "flash-attn", "cut-cross-entropy", "torch, flash", "torch, cudnn",
+        "liger", "tutorial", "flash-attn", "cut-cross-entropy", "torch, flash", "torch, cudnn",
         "torch, efficient"}  # fmt: skip
 # A whole cell or line; what a group takes in is kept.
 SENTENCES = {
