@@ -51,7 +51,8 @@ def main() -> int:
                         print(f"{record.name} {dtype} 3 x {cols} pad {pad}: {verdict.why}")
         print(f"{record.name}: done", flush=True)
     wrong += rows(generator) + lying(generator) + losses(generator) + stats(generator)
-    for name in (*sanitize_attention.merges(), *sanitize_attention.attention()):
+    of_attention = sanitize_attention.merges, sanitize_attention.attention
+    for name in (each for make in (*of_attention, sanitize_attention.decodes) for each in make()):
         wrong += 1
         print(f"{name}: wrong")
     print(f"{wrong} wrong")
