@@ -1,5 +1,5 @@
-"""For sanitize_rungs.py: attention's Triton kernels and the kernel that merges, on small ragged
-shapes with every option. Each function gives the names of what was wrong, against the reference in
+"""For sanitize_rungs.py: attention's kernels and the kernel that merges, on small ragged shapes
+with every option. Each function gives the names of what was wrong, against the reference in
 float64."""
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from merge_kit import KINDS, parts
 from merge_kit import upstream as for_merged
 from online_softmax import attentionops, decodeplan, mergekernels
 from online_softmax.attentionplan import Options
-from online_softmax.catalogue import FLOATS
+from online_softmax.catalogue import FLOATS, HALVES
 from online_softmax.reference import attention as reference
+from online_softmax.reference import attention_gradient
 from online_softmax.reference import packed as packed_reference
 from online_softmax.reference import parts as reference_parts
 from online_softmax.reference.packed import Packed
@@ -62,30 +63,30 @@ def attention(device: str = "cuda") -> Iterator[str]:
 
 
 def decodes(device: str = "cuda") -> Iterator[str]:
-    """cuda/decode.cu: each head_dim, one product and two, parts that end anywhere."""
-    options = (PLAIN._replace(right=0), PLAIN._replace(left=300, right=0, softcap=5.0))
-    for dtype, dim in itertools.product((torch.float16, torch.bfloat16), decodeplan.DIMS):
-        for q_len, o in itertools.product((1, 4 * decodeplan.tiles(dim)), options):
-            k_len = 2 * decodeplan.cut(dim, 2 * q_len, 1).keys + 9
-            given = inputs(3, 4, 2, q_len, k_len, dim, sinks=q_len > 1).cast(dtype, device)
-            got = attentionops.forward((*given, None, None), o, False, "cuda")
-            right = reference.forward(*given.cast(torch.float64, device), o)
-            if not are_near([(got[0], right.out), (got[1], right.lse)], dtype):
-                yield f"decode {dtype} dim {dim}, {q_len} queries, {o}"
+    """A few queries over two parts of the keys and more, by cuda/decode.cu."""
+    o = PLAIN._replace(right=0)
+    for dtype, dim in itertools.product(HALVES, decodeplan.DIMS):
+        q_len = 3 * decodeplan.tiles(dim)  # of the two heads that share keys: as many products
+        shapes = {"batch": 2, "heads": 4, "kv_heads": 2, "q_len": q_len, "k_len": 700, "dim": dim}
+        for name, options in (("causal", o), ("window", o._replace(left=530, softcap=2.0))):
+            given = inputs(**shapes, sinks=name == "window").cast(dtype, device)
+            if not is_right(given, options, "cuda"):
+                yield f"decode {name} {dtype} dim {dim}"
 
 
-def is_right(given: Inputs, o: Options) -> bool:
+def is_right(given: Inputs, o: Options, kernel: str = "triton") -> bool:
     """Results, states and gradients of one call."""
     tensors = (*given, None, None)
-    out, lse, _, _ = attentionops.forward(tensors, o, False, "triton")
-    state = attentionops.forward(tensors, o, True, "triton")
+    out, lse, _, _ = attentionops.forward(tensors, o, False, kernel)
+    state = attentionops.forward(tensors, o, True, kernel)
     up = upstream(given)
     above = up.dout.to(out.device, out.dtype), up.dlse.to(lse.device, lse.dtype)
     wants = [True, True, True, given.bias is not None, given.sinks is not None]
-    found = attentionops.backward(*above, tensors, out, lse, o, wants, "triton")
+    found = attentionops.backward(*above, tensors, out, lse, o, wants, kernel)
     wide = given.cast(torch.float64, str(out.device))
     right = reference.forward(*wide, o)
-    by = reference.backward(*(t.double() for t in above), *wide, right.out, right.lse, o)
+    above = [t.double() for t in above]
+    by = attention_gradient.backward(*above, *wide, right.out, right.lse, o)
     pairs = [(out, right.out), (lse, right.lse), (state[0], right.out), (state[1], right.lse)]
     pairs += [(a, b) for a, b, is_there in zip(found, by, wants, strict=True) if is_there]
     return are_near(pairs, out.dtype)

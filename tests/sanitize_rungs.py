@@ -51,10 +51,8 @@ def main() -> int:
                         print(f"{record.name} {dtype} 3 x {cols} pad {pad}: {verdict.why}")
         print(f"{record.name}: done", flush=True)
     wrong += rows(generator) + lying(generator) + losses(generator) + stats(generator)
-    wrong_names = (
-        *sanitize_attention.merges(), *sanitize_attention.decodes(), *sanitize_attention.attention()
-    )  # fmt: skip
-    for name in wrong_names:
+    of_attention = sanitize_attention.merges, sanitize_attention.attention
+    for name in (each for make in (*of_attention, sanitize_attention.decodes) for each in make()):
         wrong += 1
         print(f"{name}: wrong")
     print(f"{wrong} wrong")

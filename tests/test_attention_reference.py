@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import online_softmax
+import sanitize_attention
 from attention_kit import CASES, INF, NAN, PLAIN, Inputs, inputs, upstream, wanted
 from online_softmax.attentionplan import Blocks, Options
 from online_softmax.reference import attention, attention_gradient, packed
@@ -232,3 +233,11 @@ def test_packed_sequences(o: Options) -> None:
     assert not got.out[-2:].any()
     assert (got.lse[-2:] == -INF).all()
     assert not any(t[-2:].any() for t in found[:3])
+
+
+def test_what_sanitizers_run_is_judged() -> None:
+    """sanitize_attention.py, whose kernels need a GPU, by the reference."""
+    o, shapes = CASES["all"]
+    given = inputs(**shapes).cast(torch.float32)
+    assert sanitize_attention.is_right(given, o, "reference")
+    assert not sanitize_attention.near(given.q, given.q + 1, 1e-4)

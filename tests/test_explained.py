@@ -128,7 +128,7 @@ def test_a_decode(k_len: int) -> None:
 @needs_cuda_bindings
 @needs_triton
 @pytest.mark.parametrize("q_len", [1, 4])
-def test_a_decode_of_16_bits(q_len: int) -> None:
+def test_a_decode_of_16_bits(q_len: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """By cuda/decode.cu: as many blocks and parts as the launches have."""
     sizes = {"batch": 3, "heads": 8, "kv_heads": 2, "head_dim": 64}
     found = lines(q_len, 65_536, "bfloat16", op="attention", **sizes)
@@ -140,8 +140,14 @@ def test_a_decode_of_16_bits(q_len: int) -> None:
     assert f"{work[0].block // 32} warps a block: {work[0].grid} blocks for 132" in found[0]
     parts = -(-65_536 // decodeplan.cut(64, 4 * q_len, 65_536).keys)
     assert found[1].startswith(f"  keys in {parts} parts of ")
+    assert found[2].startswith("  gradient by k and v, in Triton: ")
     why = lines(q_len, 65_536, "bfloat16", "sm_75", op="attention", **sizes)
     assert any("not cuda: it takes sm_80 or later; this is sm_75" in line for line in why)
+    monkeypatch.setattr(catalogue, "lacks", {"triton": "no Triton"}.get)
+    *same, last = lines(q_len, 65_536, "bfloat16", op="attention", **sizes)
+    assert (same, last) == (
+        found[:2], "  gradient by the reference, in PyTorch operations: no Triton"
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("op", explanation.OPERATIONS)

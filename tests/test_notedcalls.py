@@ -97,6 +97,25 @@ def test_threads_note_each_their_own(built: Built, notes: Notes) -> None:
     assert {number: len(t) for number, (t,) in made.items()} == {1: 1, 2: 2}
 
 
+def test_a_call_within_a_call_notes_its_own(built: Built) -> None:
+    """As a finalizer or a signal handler makes it."""
+    given, cpu = (torch.zeros(1),), torch.device("cpu")
+
+    def inner() -> tuple[Tensor, ...]:
+        return (notedcalls.empty((2,), torch.float32, cpu),)
+
+    def outer() -> tuple[Tensor, ...]:
+        first = notedcalls.empty((1,), torch.float32, cpu)
+        notedcalls.repeated("within", (), given, inner)
+        second = notedcalls.empty((3,), torch.float32, cpu)
+        assert notedcalls._notes.current is not None
+        assert [t.shape for t, _ in notedcalls._notes.current[1]] == [(1,), (3,)]
+        return first, second
+
+    notedcalls.repeated("around", (), given, outer)
+    assert notedcalls._notes.current is None
+
+
 def test_a_call_that_fails_leaves_no_notes(built: Built) -> None:
     def fail() -> tuple[Tensor, ...]:
         raise ValueError("no such launch")

@@ -11,15 +11,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from ce_kit import IGNORED, INF, VARIANTS, arguments, close, expected, needs_compiler
-from online_softmax import linearplan, shardkernels
+from ce_kit import IGNORED, INF, VARIANTS, arguments, build, close, expected, needs_compiler
+from online_softmax import cekernels, linearplan, shardkernels
 from online_softmax.cuda import crossentropy_launch
 from online_softmax.cuda.crossentropy_launch import Options
+from online_softmax.reference import cross_entropy as reference
 from online_softmax.reference import shards
 from online_softmax.reference.shards import Shard
 
 KINDS = [shards, pytest.param(shardkernels, marks=needs_compiler)]
 BOTH = pytest.mark.parametrize("module", KINDS, ids=["reference", "kernels"])
+TYPES = (torch.float32, torch.bfloat16, torch.float16)  # of a gradient
 CUTS = ((7,), (1, 6), (100, 33, 67), (257, 0, 515), (2051, 1024))  # columns of each shard
 
 
@@ -45,12 +47,28 @@ def fold(module: ModuleType, pieces: list[Any], target: Tensor, given: dict[str,
     return torch.cat(one_each, 1)
 
 
+def compiled(variant: str) -> None:
+    """The gradients of the test below, together: a part of the time that one by one would take."""
+    work, row = [], torch.empty(6)
+    for cols, dtype in itertools.product(CUTS, TYPES):
+        given = arguments(variant, sum(cols))
+        o = cekernels.launch_options(given.pop("weight", None), reference.Options(**given))
+        x, target = problem(sum(cols))
+        for z, shard in split(x, cols):
+            if z.numel():
+                tensors = (row, z, target, row, row, torch.empty(z.shape, dtype=dtype))
+                work += crossentropy_launch.backward(*tensors, o, False, None, *shard)
+    build(work)
+
+
 @BOTH
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_shards_agree_with_float64(module: ModuleType, variant: str) -> None:
     """The loss, lse and the gradient, of every 16-bit type as well, from the partials of shards."""
+    if module is shardkernels:
+        compiled(variant)
     torch.manual_seed(0)
-    for cols, dtype in itertools.product(CUTS, (torch.float32, torch.bfloat16, torch.float16)):
+    for cols, dtype in itertools.product(CUTS, TYPES):
         given = arguments(variant, sum(cols))
         x, target = problem(sum(cols))
         pieces = split(x, cols)

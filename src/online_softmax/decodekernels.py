@@ -15,7 +15,9 @@ from online_softmax.keptcalls import Given, Made
 from online_softmax.plan import MAX_GRID, VECTOR_BYTES, ceil_div
 
 FIRST_ARCH = 80  # whose tensor cores take bfloat16
-MOST = 2**31 - 1  # what the kernel counts keys and parts in
+# Keys and parts at most: the kernel counts both in int, and steps past the last by a grid or more.
+MOST = 2**30
+MAX_STRIDE = 2**31 - 1  # elements from a row to the next
 
 Empty = Callable[[tuple[int, ...], torch.dtype, torch.device], Tensor]
 
@@ -73,7 +75,8 @@ def unfit(
     parts = ceil_div(k_len, plan.cut(dim, rows, k_len).keys)
     if parts < 2:
         why.append(f"{k_len} keys are one part: nothing to merge")
-    if k_len > MOST // 2 or batch * kv_heads * parts > MOST or batch * heads * q_len > MAX_GRID:
+    merging = batch * heads * q_len * (dim // plan.merging(dim, parts).dims)
+    if max(k_len, batch * kv_heads * parts) > MOST or merging > MAX_GRID:
         why.append("more keys or parts than it counts")
     if not all(_is_aligned(t) for t in (q, k, v)):
         why.append(f"rows of q, k and v must be contiguous and lie on {VECTOR_BYTES} bytes")
@@ -86,12 +89,13 @@ def _is_aligned(t: Tensor) -> bool:
     is_even = all(
         s % count == 0 or n == 1 for s, n in zip(t.stride()[:3], t.shape[:3], strict=True)
     )
-    return t.stride(3) == 1 and is_even and t.stride(2) <= MOST and not t.data_ptr() % VECTOR_BYTES
+    is_near = t.stride(2) <= MAX_STRIDE
+    return t.stride(3) == 1 and is_even and is_near and not t.data_ptr() % VECTOR_BYTES
 
 
 def multiprocessors_of(x: Tensor) -> int:
-    """Of a tensor's device; off CUDA, those of the default architecture's."""
-    return catalogue.problem_of(x.view(1, -1) if x.is_meta else x[0, 0]).multiprocessors
+    """Of the device of a tensor (batch, heads, ...); off CUDA, of the default architecture."""
+    return catalogue.problem_of(x[0, 0]).multiprocessors
 
 
 def forward(given: Given, o: Options, with_state: bool, kernel: str) -> Made:

@@ -20,6 +20,13 @@ class Cut(NamedTuple):
     resident: int  # blocks of a multiprocessor
 
 
+class Merging(NamedTuple):
+    """Launch numbers of the kernel that merges the parts."""
+
+    dims: int  # of a row that a block merges
+    threads: int
+
+
 DIMS = (64, 128, 256)  # head_dim that it takes
 ROWS = 8  # of queries that one of its products takes
 
@@ -40,6 +47,12 @@ _CUTS = {
     (128, 2): ((8192, Cut(512, 4, 2)), (1 << 20, Cut(2048, 4, 2))),
     (256, 1): ((16384, Cut(512, 4, 2)), (1 << 20, Cut(1024, 4, 2))),
 }
+
+
+# Up to so many parts a block merges all dims of a row, as many as a warp's vectors have; of more
+# parts, fewer dims, in more threads.
+_FEW_PARTS, _WARP_DIMS = 32, 128
+_FEW, _MANY = Merging(_WARP_DIMS, 128), Merging(32, 256)
 
 
 def tiles(dim: int) -> int:
@@ -71,3 +84,13 @@ def blocks(parts: int, cut: Cut, multiprocessors: int) -> int:
     (128, 256)
     """
     return ceil_div(parts, ceil_div(parts, multiprocessors * cut.resident))
+
+
+def merging(dim: int, parts: int) -> Merging:
+    """Launch numbers of the merge, by the number of parts alone: a sum's order follows from it.
+
+    >>> merging(64, 32), merging(256, 33)
+    (Merging(dims=64, threads=128), Merging(dims=32, threads=256))
+    """
+    found = _FEW if parts <= _FEW_PARTS else _MANY
+    return found._replace(dims=min(dim, found.dims))

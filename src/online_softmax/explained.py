@@ -99,54 +99,70 @@ def of_attention(
     """attention, of q_len x k_len."""
     q_len, k_len, arch = problem.rows, problem.cols, problem.arch
     item, dim = ITEM_BYTES[problem.dtype], attentionplan.padded(head_dim)
-    group = heads // kv_heads
     shapes = (batch, heads, q_len, head_dim), (batch, kv_heads, k_len, head_dim)
-    why_not = _not_by_cuda(problem, *shapes)
-    if why_not and (why := _not_by_triton(problem, head_dim)):
-        return [f"reference: the definition, tiles in PyTorch operations: {why}"]
-    if not why_not:
-        cut = decodeplan.cut(head_dim, q_len * group, k_len)
-        parts = ceil_div(k_len, cut.keys)
-        blocks = decodeplan.blocks(batch * kv_heads * parts, cut, problem.multiprocessors)
-        lines = [
-            f"cuda, a decode by tensor cores: 16 keys a warp at a time, {cut.warps} warps a block: "
-            + _blocks(blocks, problem)
-        ]
-        lines.append(
-            f"  keys in {parts} parts of {cut.keys}, by their number alone: the same bits in any "
-            "batch; a second kernel merges their states"
-        )
+    not_cuda, not_triton = _not_by_cuda(problem, *shapes), _not_by_triton(problem, head_dim)
+    if not_cuda and not_triton:
+        return [f"reference: the definition, tiles in PyTorch operations: {not_triton}"]
+    if not not_cuda:
+        lines = _decode_by_cuda(problem, *shapes)
     elif q_len <= attentionplan.MAX_DECODE_QUERIES:
-        tiles = attentionplan.decode(item, dim, q_len * group)
-        keys = attentionplan.part_keys(k_len)
-        parts = max(ceil_div(k_len, keys), 1)
-        blocks = ceil_div(q_len * group, tiles.block_q)
-        programs = parts * blocks * kv_heads * batch
-        shared = f"; the {group} heads that share keys together" if group > 1 else ""
-        lines = [f"triton, a decode: {_words(tiles)}{shared}: {_blocks(programs, problem)}"]
-        if parts > 1:
-            lines.append(
-                f"  keys in {parts} parts of {keys}, by their number alone: the same bits in any "
-                "batch; a second kernel merges their states"
-            )
-        else:
-            lines.append(f"  keys in one part: {k_len} are no more than {keys}")
-        lines.append(f"  not cuda: {why_not}")
+        lines = [*_decode_by_triton(problem, *shapes), f"  not cuda: {not_cuda}"]
     else:
         tiles = attentionplan.tiles("forward", arch, item, dim)
         programs = batch * heads * ceil_div(q_len, tiles.block_q)
         lines = [f"triton: {_words(tiles)}: {_blocks(programs, problem)}"]
         lines.append(f"  one pass over the keys: {attentionplan.why(arch, item, dim)}")
+    if not_triton:
+        return [*lines, f"  gradient by the reference, in PyTorch operations: {not_triton}"]
     by_keys, by_queries = (
         _words(attentionplan.tiles(name, arch, item, dim)) for name in ("by_keys", "by_queries")
     )
-    lines.append(f"  gradient by k and v: a block owns keys: {by_keys}")
+    lines.append(f"  gradient by k and v, in Triton: a block owns keys: {by_keys}")
     lines.append(
-        f"  gradient by q: a block owns queries: {by_queries}; nothing is added atomically"
+        f"  gradient by q, in Triton: a block owns queries: {by_queries}; nothing is added "
+        "atomically"
     )
     if padding := dim - head_dim:
         lines.append(f"  head_dim {head_dim} is padded to {dim}: {padding} columns of zeros")
     return lines
+
+
+def _decode_by_cuda(
+    problem: Problem, q_shape: tuple[int, ...], k_shape: tuple[int, ...]
+) -> list[str]:
+    (batch, kv_heads, k_len, dim), (heads, q_len) = k_shape, q_shape[1:3]
+    cut = decodeplan.cut(dim, q_len * heads // kv_heads, k_len)
+    parts = ceil_div(k_len, cut.keys)
+    blocks = decodeplan.blocks(batch * kv_heads * parts, cut, problem.multiprocessors)
+    return [
+        f"cuda, a decode by tensor cores: 16 keys a warp at a time, {cut.warps} warps a block: "
+        + _blocks(blocks, problem),
+        _parts(parts, cut.keys),
+    ]
+
+
+def _decode_by_triton(
+    problem: Problem, q_shape: tuple[int, ...], k_shape: tuple[int, ...]
+) -> list[str]:
+    (batch, kv_heads, k_len, head_dim), (heads, q_len) = k_shape, q_shape[1:3]
+    item, dim = ITEM_BYTES[problem.dtype], attentionplan.padded(head_dim)
+    group, keys = heads // kv_heads, attentionplan.part_keys(k_len)
+    tiles, parts = attentionplan.decode(item, dim, q_len * group), max(ceil_div(k_len, keys), 1)
+    programs = parts * ceil_div(q_len * group, tiles.block_q) * kv_heads * batch
+    shared = f"; the {group} heads that share keys together" if group > 1 else ""
+    return [
+        f"triton, a decode: {_words(tiles)}{shared}: {_blocks(programs, problem)}",
+        _parts(parts, keys)
+        if parts > 1
+        else f"  keys in one part: {k_len} are no more than {keys}",
+    ]
+
+
+def _parts(parts: int, keys: int) -> str:
+    return (
+        f"  keys in {parts} parts of {keys}, by their number alone: the same bits in any batch; a "
+        "second kernel merges their states"
+    )
 
 
 def _not_by_triton(problem: Problem, head_dim: int) -> str | None:

@@ -56,11 +56,12 @@ def repeated(
     found = keptcalls.again(what, options, given)
     if found is not None:
         return found
+    around = _notes.current  # of a call that a finalizer or a signal handler has broken into
     work, own = _notes.current = [], []
     try:
         results = call()
     finally:
-        _notes.current = None
+        _notes.current = around
     if work:
         index = next(t for t in given if t is not None).get_device()
         launches = [keptcalls.by_cuda(each, index) for each in work]

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from online_softmax import decodeplan as plan
-from online_softmax.attentionplan import Options
+from online_softmax.attentionplan import MAX_PARTS, Options
 from online_softmax.cuda.launch import C_TYPE, Launch
-from online_softmax.decodeplan import Cut
+from online_softmax.decodeplan import Cut, Merging
 from online_softmax.float32 import NORMAL, held
 from online_softmax.plan import WARP, ceil_div
 
@@ -19,12 +19,7 @@ LOG2_E = 1 / math.log(2)
 
 FILE = "decode.cu"
 TILE = plan.ROWS
-# Parts, at most, that a block merges with all dims of a row; where there are more, it has PIECE of
-# them. Either way by the number of parts alone: a sum's order follows from it.
-FEW_PARTS, PIECE = 32, 32
 SINKS = {torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}  # as the kernel numbers them
-MOST_PIECE = 128  # dims of a warp's vectors
-MERGE_BLOCK = {True: 128, False: 256}  # threads, by whether they are few
 
 
 def memory(q: Tensor, parts: int) -> int:
@@ -92,15 +87,13 @@ def merge(
     kind = 0 if sinks is None else SINKS[sinks.dtype]
     flags = kind, int(has_state), int(nan_empty)
     args = (*tensors, *states, rows, heads, q_len, parts, *flags)
-    symbol, block, pieces = _merge_symbol(out.dtype, dim, parts)
-    return Launch(FILE, symbol, args, rows * pieces, block, dependent=overlaps)
+    piece, block = merging = plan.merging(dim, parts)
+    symbol, grid = _merge_symbol(out.dtype, dim, merging), rows * (dim // piece)
+    return Launch(FILE, symbol, args, grid, block, dependent=overlaps)
 
 
-def _merge_symbol(dtype: torch.dtype, dim: int, parts: int) -> tuple[str, int, int]:
-    """The instance, its threads, and the pieces of a row."""
-    is_few = parts <= FEW_PARTS
-    piece, block = min(dim, MOST_PIECE) if is_few else PIECE, MERGE_BLOCK[is_few]
-    return f"decode_merge<{C_TYPE[dtype]}, {dim}, {piece}, {block}>", block, dim // piece
+def _merge_symbol(dtype: torch.dtype, dim: int, merging: Merging) -> str:
+    return f"decode_merge<{C_TYPE[dtype]}, {dim}, {merging.dims}, {merging.threads}>"
 
 
 def _symbol(dtype: torch.dtype, dim: int, tiles: int, cut: Cut, is_plain: bool) -> str:
@@ -116,6 +109,6 @@ def instances() -> list[tuple[str, str]]:
             for k_len in (1 << power for power in range(21)):
                 cut = plan.cut(dim, tiles * TILE, k_len)
                 found[FILE, _symbol(dtype, dim, tiles, cut, plain)] = None
-        for of, count in itertools.product((dtype, torch.float32), (2, 2 * FEW_PARTS)):
-            found[FILE, _merge_symbol(of, dim, count)[0]] = None
+        for of, count in itertools.product((dtype, torch.float32), (2, MAX_PARTS)):
+            found[FILE, _merge_symbol(of, dim, plan.merging(dim, count))] = None
     return list(found)

@@ -46,20 +46,20 @@ def smaller(cell: Cell) -> Cell | None:
         if cell.rows > LEAST_ROWS:
             return replace(cell, rows=cell.rows // 2)
         return replace(cell, cols=cell.cols // 2) if cell.cols > LEAST_KEYS else None
-    sizes = parsed(cell.sizes)
+    sizes, rows, cols = parsed(cell.sizes), cell.rows, cell.cols
     is_decode = cell.op == "attention_decode"
     if sizes["batch"] > 1:
-        batch = sizes["batch"] // 2
-        sizes, rows, cols = {**sizes, "batch": batch}, cell.rows * batch // sizes["batch"], 0
+        less = {"batch": sizes["batch"] // 2}
+        rows = rows // sizes["batch"] * less["batch"]
     elif not is_decode and sizes["heads"] > 1 and sizes["heads"] == sizes["kv_heads"]:
-        heads = sizes["heads"] // 2
-        rows, cols = cell.rows * heads // sizes["heads"], 0
-        sizes = {**sizes, "heads": heads, "kv_heads": heads}
-    elif cell.cols > LEAST_KEYS:
-        rows, cols = cell.rows if is_decode else cell.rows // 2, cell.cols // 2
+        less = dict.fromkeys(("heads", "kv_heads"), sizes["heads"] // 2)
+        rows = rows // sizes["heads"] * less["heads"]
+    elif cols > LEAST_KEYS:
+        less, cols = {}, cols // 2
+        rows = rows if is_decode else rows // 2
     else:
         return None
-    return replace(cell, rows=rows, cols=cols or cell.cols, sizes=written(**sizes))
+    return replace(cell, rows=rows, cols=cols, sizes=written(**sizes | less))
 
 
 def _small(cell: Cell) -> Cell:
