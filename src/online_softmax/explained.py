@@ -3,6 +3,8 @@ linear_cross_entropy, attention and merges. Each function gives lines, the first
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from online_softmax import (
@@ -27,6 +29,7 @@ SIZES: dict[str, dict[str, int]] = {  # what an op takes beside rows and cols, a
 }
 ITEM_BYTES = {**rowplan.ITEM_BYTES, "float64": 8}
 FLOAT_BYTES = 4
+MOST_BYTES = 2**63 - 1  # of a tensor
 
 
 def of_rows(op: str, problem: Problem) -> list[str]:
@@ -101,6 +104,12 @@ def of_attention(
     item, dim = ITEM_BYTES[problem.dtype], attentionplan.padded(head_dim)
     group = heads // kv_heads
     shapes = (batch, heads, q_len, head_dim), (batch, kv_heads, k_len, head_dim)
+    for name, shape in zip(("q", "k"), shapes, strict=True):
+        if math.prod(shape) * item > MOST_BYTES:
+            raise ValueError(
+                f"explain(): {name} must be at most {MOST_BYTES:,} bytes, got {shape} of "
+                f"{problem.dtype}"
+            )
     why_not = _not_by_cuda(problem, *shapes)
     if why_not and (why := _not_by_triton(problem, head_dim)):
         return [f"reference: the definition, tiles in PyTorch operations: {why}"]
