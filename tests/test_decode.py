@@ -215,6 +215,20 @@ def test_rows_that_do_not_lie_on_vectors() -> None:
     assert "packed" in decodekernels.unfit(*given[:5], torch.empty(2))[0]
 
 
+@pytest.mark.parametrize(
+    ("batch", "k_len"),
+    [(1, 2**30 + 1), (2**23 + 1, 8192), (2**28, 65)],
+    ids=["keys", "parts", "blocks of a merge"],
+)
+def test_more_than_it_counts(batch: int, k_len: int) -> None:
+    """Tensors as large as no GPU holds, but for expanded ones."""
+    one = torch.empty((1, 1, 1, 64), dtype=BF16, device="meta")
+    q, k = one.expand(batch, 4, 1, 64), one.expand(batch, 1, k_len, 64)
+    (why,) = decodekernels.unfit(q, k, k, None, None, None)
+    assert "more keys or parts" in why
+    assert not decodekernels.unfit(q[:256], k[:256, :, :4096], k[:256, :, :4096], None, None, None)
+
+
 def test_by_name_on_a_cpu() -> None:
     given = few(1, 200).cast(BF16)
     with pytest.raises(ValueError, match="kernel 'cuda' cannot run this"):

@@ -15,7 +15,7 @@ from online_softmax.keptcalls import Given, Made
 from online_softmax.plan import MAX_GRID, VECTOR_BYTES, ceil_div
 
 FIRST_ARCH = 80  # whose tensor cores take bfloat16
-MOST = 2**31 - 1  # what the kernel counts keys and parts in
+MOST = 2**31 - 1  # the kernel counts keys and parts up to it, and looks a grid or a part ahead
 
 Empty = Callable[[tuple[int, ...], torch.dtype, torch.device], Tensor]
 
@@ -73,7 +73,8 @@ def unfit(
     parts = ceil_div(k_len, plan.cut(dim, rows, k_len).keys)
     if parts < 2:
         why.append(f"{k_len} keys are one part: nothing to merge")
-    if k_len > MOST // 2 or batch * kv_heads * parts > MOST or batch * heads * q_len > MAX_GRID:
+    blocks = batch * heads * q_len * (dim // plan.PIECE)  # of a merge, at most
+    if max(k_len, batch * kv_heads * parts) > MOST // 2 or blocks > MAX_GRID:
         why.append("more keys or parts than it counts")
     if not all(_is_aligned(t) for t in (q, k, v)):
         why.append(f"rows of q, k and v must be contiguous and lie on {VECTOR_BYTES} bytes")

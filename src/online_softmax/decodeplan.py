@@ -22,6 +22,7 @@ class Cut(NamedTuple):
 
 DIMS = (64, 128, 256)  # head_dim that it takes
 ROWS = 8  # of queries that one of its products takes
+PIECE = 32  # dims that a block merges of a row, at least
 
 # By head_dim and products beside each other, then by the most keys; past the last, the last with so
 # many keys that there are no more than MAX_PARTS. Chosen by the clock on an H200 among parts of 128

@@ -21,7 +21,7 @@ FILE = "decode.cu"
 TILE = plan.ROWS
 # Parts, at most, that a block merges with all dims of a row; where there are more, it has PIECE of
 # them. Either way by the number of parts alone: a sum's order follows from it.
-FEW_PARTS, PIECE = 32, 32
+FEW_PARTS, PIECE = 32, plan.PIECE
 SINKS = {torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}  # as the kernel numbers them
 MOST_PIECE = 128  # dims of a warp's vectors
 MERGE_BLOCK = {True: 128, False: 256}  # threads, by whether they are few
