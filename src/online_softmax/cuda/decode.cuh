@@ -32,9 +32,9 @@ struct Shape {
   int64_t batch, heads;  // of keys
   int64_t group, q_len, k_len, parts, part_keys;
   int64_t q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row;  // strides
-  int64_t first,
-      last;  // query i sees keys from i + first (as many as there are: none is too early)
-};  // to i + last
+  // Query i sees keys from i + first (as many as there are: none is too early) to i + last.
+  int64_t first, last;
+};
 
 // The keys that a query sees.
 struct Sight {
