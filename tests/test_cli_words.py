@@ -161,6 +161,10 @@ WRONG = [
         "explain 3 4 --op attention --heads 3 --kv-heads 2",
         "kv_heads must divide heads, got 3 and 2",
     ),
+    (
+        f"explain {1 << 50} 4 --op attention --heads 64",
+        f"q must be at most {2**63 - 1:,} bytes, got (1, 64, {1 << 50}, 128) of float32",
+    ),
     ("explain", "missing argument 'ROWS'; see online-softmax explain --help"),
     ("explain 3", "missing argument 'COLS'; see online-softmax explain --help"),
     ("explain -3 4", f"ROWS -3: {ROWS} 0"),

@@ -230,12 +230,18 @@ def test_rows_that_do_not_lie_on_vectors() -> None:
     assert "packed" in decodekernels.unfit(*given[:5], torch.empty(2))[0]
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 2**31, 64), (2**20, 2**8, 1024, 64)], ids=str)
-def test_more_than_it_counts(shape: tuple[int, ...]) -> None:
-    """Keys of a sequence, and parts of all sequences."""
-    k = torch.empty(1, dtype=BF16, device="meta").expand(shape).as_strided(shape, (0, 0, 0, 1))
-    (why,) = decodekernels.unfit(k[:, :, :1], k, k, None, None, None)
-    assert why == "more keys or parts than it counts"
+@pytest.mark.parametrize(
+    ("batch", "k_len"),
+    [(1, 2**30 + 1), (2**23 + 1, 8192), (2**29, 65)],
+    ids=["keys", "parts", "blocks of a merge"],
+)
+def test_more_than_it_counts(batch: int, k_len: int) -> None:
+    """Tensors as large as no GPU holds, but for expanded ones."""
+    one = torch.empty((1, 1, 1, 64), dtype=BF16, device="meta")
+    q, k = one.expand(batch, 4, 1, 64), one.expand(batch, 1, k_len, 64)
+    (why,) = decodekernels.unfit(q, k, k, None, None, None)
+    assert "more keys or parts" in why
+    assert not decodekernels.unfit(q[:256], k[:256, :, :4096], k[:256, :, :4096], None, None, None)
 
 
 def test_by_name_on_a_cpu() -> None:

@@ -3,6 +3,8 @@ linear_cross_entropy, attention and merges. Each function gives lines, the first
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from online_softmax import (
@@ -27,6 +29,7 @@ SIZES: dict[str, dict[str, int]] = {  # what an op takes beside rows and cols, a
 }
 ITEM_BYTES = {**rowplan.ITEM_BYTES, "float64": 8}
 FLOAT_BYTES = 4
+MOST_BYTES = 2**63 - 1  # of a tensor
 
 
 def of_rows(op: str, problem: Problem) -> list[str]:
@@ -100,6 +103,12 @@ def of_attention(
     q_len, k_len, arch = problem.rows, problem.cols, problem.arch
     item, dim = ITEM_BYTES[problem.dtype], attentionplan.padded(head_dim)
     shapes = (batch, heads, q_len, head_dim), (batch, kv_heads, k_len, head_dim)
+    for name, shape in zip(("q", "k"), shapes, strict=True):
+        if math.prod(shape) * item > MOST_BYTES:
+            raise ValueError(
+                f"explain(): {name} must be at most {MOST_BYTES:,} bytes, got {shape} of "
+                f"{problem.dtype}"
+            )
     not_cuda, not_triton = _not_by_cuda(problem, *shapes), _not_by_triton(problem, head_dim)
     if not_cuda and not_triton:
         return [f"reference: the definition, tiles in PyTorch operations: {not_triton}"]

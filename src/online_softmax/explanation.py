@@ -49,8 +49,8 @@ def explain(
 
     Raises:
         TypeError: a size is not a whole number, or is none of the op's.
-        ValueError: an unknown type, architecture or op, a negative size, or heads that kv_heads
-            does not divide.
+        ValueError: an unknown type, architecture or op, a negative size, heads that kv_heads does
+            not divide, or more of attention than a tensor holds.
 
     Returns:
         Text, the kernel's name and the reason first. Nothing runs, and no GPU is asked.

@@ -11,7 +11,7 @@
 // T. Dao et al.: flash-decoding (2023), https://crfm.stanford.edu/2023/10/12/flashdecoding.html
 #include "decode.cuh"
 
-constexpr int STATIC_SHARED = 48 << 10;  // bytes of a block without asking for more
+constexpr int STATIC_SHARED = 48 << 10;            // bytes of a block without asking for more
 constexpr float LARGEST = 1.7014118346046923e38f;  // 2^127: LOG2_E times as much is finite
 
 // The states of all parts, (parts, batch, heads of queries, q_len) each, in one piece of memory.
