@@ -77,6 +77,12 @@ def inputs(
     )
 
 
+def few(q_len: int, k_len: int, dim: int = 64, group: int = 2, **more: Any) -> Inputs:
+    """`inputs` of a few queries of heads, `group` of which share keys."""
+    return inputs(**{"batch": 2, "heads": 2 * group, "kv_heads": 2, **more}, q_len=q_len,
+                  k_len=k_len, dim=dim)  # fmt: skip
+
+
 def allowed(q_len: int, k_len: int, o: Options) -> Tensor:
     """(q_len, k_len), by the words of the documentation."""
     seen = torch.zeros(q_len, k_len, dtype=torch.bool)

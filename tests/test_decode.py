@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from attention_kit import INF, NAN, PLAIN, Inputs, inputs, written_out
-from online_softmax import attention, attention_state, attentionplan, decodekernels, decodeplan
+from attention_kit import INF, NAN, PLAIN, Inputs, few, written_out
+from online_softmax import attention, attentionplan, decodekernels, decodeplan
 from online_softmax.attentionplan import Options
 from online_softmax.cuda import launch
 from online_softmax.cuda.host import sanitizers
 from online_softmax.cuda.launch import Launch
 from online_softmax.keptcalls import Made
-from rows_kit import DEVICES, gpu
+from rows_kit import DEVICES
 
 close = torch.testing.assert_close
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -45,11 +45,6 @@ def run(given: Inputs, o: Options = PLAIN, with_state: bool = False) -> tuple[Te
     made, work = decodekernels.launches(tensors, o, with_state, empty)
     launch.run(work, given.q.device)
     return tuple(t for t in made if t is not None)
-
-
-def few(q_len: int, k_len: int, dim: int = 64, group: int = 2, **more: Any) -> Inputs:
-    return inputs(**{"batch": 2, "heads": 2 * group, "kv_heads": 2, **more}, q_len=q_len,
-                  k_len=k_len, dim=dim)  # fmt: skip
 
 
 def check(given: Inputs, o: Options = PLAIN) -> None:
@@ -260,47 +255,3 @@ def test_the_plan(dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
             assert cut.keys % 16 == 0
             assert cut.keys * attentionplan.MAX_PARTS >= k_len
             assert cut.warps * cut.resident * 32 * 128 <= 65_536
-
-
-# ---- the library on a GPU
-
-
-@gpu
-@pytest.mark.parametrize("sinks", [False, True])
-def test_the_library_takes_it(sinks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By itself, by name, recorded, kept, in a graph: the same bits; Triton's are near."""
-    monkeypatch.undo()
-    given = few(2, 5000, 128, 4, sinks=sinks).cast(BF16, "cuda")
-    q, k, v = given[:3]
-    words: dict[str, Any] = {"causal": True, "sinks": given.sinks, "return_lse": True}
-    out, lse = attention(q, k, v, **words, kernel="cuda")
-    for _ in range(4):
-        close(attention(q, k, v, **words), (out, lse), rtol=0, atol=0)
-    theirs = attention(q, k, v, **words, kernel="triton")
-    close(out, theirs[0], rtol=0, atol=2.0**-7)
-    close(lse, theirs[1], rtol=1e-5, atol=1e-5)
-    recorded = attention(q.clone().requires_grad_(), k, v, **words)
-    close(tuple(t.detach() for t in recorded), (out, lse), rtol=0, atol=0)
-    state = attention_state(q, k, v, causal=True)
-    close(state.m + state.d.log(), lse, rtol=1e-5, atol=1e-5)
-    stream = torch.cuda.Stream()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        captured = attention(q, k, v, **words)
-    k.copy_(torch.randn_like(k))
-    graph.replay()
-    torch.cuda.synchronize()
-    close(captured, attention(q, k, v, **words), rtol=0, atol=0)
-
-
-@gpu
-def test_the_gradient_is_tritons(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    leaves = [t.requires_grad_() for t in few(1, 3000, 128, 4).cast(BF16, "cuda")[:3]]
-    wide = [t.detach().double().requires_grad_() for t in leaves]
-    out, _ = written_out(Inputs(*wide), PLAIN)
-    upstream = torch.randn_like(out)
-    want = torch.autograd.grad((out * upstream).sum(), wide)
-    got = torch.autograd.grad((attention(*leaves).double() * upstream).sum(), leaves)
-    for one, other in zip(got, want, strict=True):
-        close(one.double(), other, rtol=2.0**-6, atol=2.0**-7)

@@ -69,7 +69,8 @@ def decode_table(path: Path) -> str:
 
 
 def _read(path: Path, *passes: str) -> tuple[Line, list[Line]]:
-    """The last header, and the lines of these passes, each cell as it was measured last."""
+    """The last header, and the lines of these passes in order, each cell as it was measured last,
+    whatever the order that shards left them in."""
     objects = [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
     header = [each for each in objects if each.get("kind") == "header"][-1]
     found: dict[str, Line] = {}
@@ -78,7 +79,12 @@ def _read(path: Path, *passes: str) -> tuple[Line, list[Line]]:
         if line is not None and line.get("what") in passes:
             key = {name: line.get(name) for name in ("what", "head_dim", "causal", "batch", "keys")}
             found[json.dumps(key)] = line
-    return header, list(found.values())
+
+    def place(line: Line) -> tuple[int, ...]:
+        sizes = -line.get("head_dim", 0), line.get("causal", 0), line.get("batch", 0)
+        return passes.index(line["what"]), *map(int, sizes), line.get("keys", 0)
+
+    return header, sorted(found.values(), key=place)
 
 
 def _of_cell(cell: Line) -> Line | None:
