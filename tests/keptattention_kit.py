@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from online_softmax import attention, attention_state, attention_varlen
+from online_softmax import OutputState, attention, attention_state, attention_varlen
 
 pytest.importorskip("triton")
 from online_softmax.lab import tritonstub
@@ -106,6 +106,12 @@ def described(work: list[Started], tensors: list[Tensor]) -> Any:
         assert all(type(v) is not Tensor for _, v in rest)
         found.append((each.kernel, each.built_for, each.stream, each.grid, rest, at))
     return found
+
+
+def written(made: Any) -> list[Tensor]:
+    """Of a call's results those that its launches write. A state's o is made of one, which is gone by
+    then: o may have the address of other memory of the call."""
+    return [made.m, made.d] if isinstance(made, OutputState) else results(made)
 
 
 def results(made: Any) -> list[Tensor]:

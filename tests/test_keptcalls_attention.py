@@ -10,7 +10,17 @@ import torch
 from torch import Tensor
 
 import keptattention_kit
-from keptattention_kit import BF16, CALLS, Notes, addresses, described, is_kept, results, tokens
+from keptattention_kit import (
+    BF16,
+    CALLS,
+    Notes,
+    addresses,
+    described,
+    is_kept,
+    results,
+    tokens,
+    written,
+)
 from online_softmax import attention, attention_state, keptcalls
 
 notes = keptattention_kit.notes  # a fixture
@@ -23,11 +33,11 @@ def test_the_third_call_starts_the_same_launches(name: str, notes: Notes) -> Non
     for _ in range(4):
         tensors = make()
         notes.started.clear()
-        made = results(call(*tensors))
+        made = call(*tensors)
         held.append((tensors, made))  # so that no address comes again
         work = notes.started.copy()
-        about = [(t.shape, t.dtype, t.stride()) for t in made]
-        seen.append((described(work, [*tensors, *made]), about, is_kept(work)))
+        about = [(t.shape, t.dtype, t.stride()) for t in results(made)]
+        seen.append((described(work, [*tensors, *written(made)]), about, is_kept(work)))
     launches, about, kept = zip(*seen, strict=True)
     assert kept == (False, False, True, True)
     assert launches[0] == launches[1] == launches[2] == launches[3]
