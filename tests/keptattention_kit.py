@@ -109,8 +109,8 @@ def described(work: list[Started], tensors: list[Tensor]) -> Any:
 
 
 def written(made: Any) -> list[Tensor]:
-    """Of a call's results those that its launches write. A state's o is made of one, which is gone by
-    then: o may have the address of other memory of the call."""
+    """Of a call's results those that its launches write. A state's o is made of one that is gone by
+    then: it may have the address of other memory of the call."""
     return [made.m, made.d] if isinstance(made, OutputState) else results(made)
 
 
