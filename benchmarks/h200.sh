@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Repeat the stored run: compile, measure every cell in shards over the GPUs that are there, of the
-# row operations, the losses, attention and linear_cross_entropy, then accuracy, fusion, host cost
-# and the rankings of few rows. One command:
+# row operations, the losses, attention and linear_cross_entropy, then accuracy, fusion, host cost,
+# the rankings of few rows, the ladder and its counters, attention's errors and memory. One command:
 #
 #   benchmarks/h200.sh OUT [STAGE[=SECONDS]]...
 #
@@ -10,8 +10,8 @@
 #   ONLY_TORCH=1 benchmarks/h200.sh out cells=300           # torch alone as rival, in all cells
 #
 # Stages: prepare, cells, merge, accuracy, fusion, host, tuning; prepare-losses, losses;
-# prepare-attention, attention (merges of parts among it); prepare-linear, linear: for each of these
-# nothing of the others is needed. All that measure cells are cut in shards, one a GPU, and one that
+# prepare-attention, attention (merges of parts among it); prepare-linear, linear; ladder, counters
+# (needs ncu), errors (attention's, and its memory): for each of these nothing of the others is needed. All that measure cells are cut in shards, one a GPU, and one that
 # its seconds end goes on where it stopped when the command is run again. PYTHON names the
 # interpreter (python3), CACHE a folder for what compilers make (OUT/cache), CUDA_VISIBLE_DEVICES
 # the GPUs (all).
@@ -87,6 +87,25 @@ accuracy() {
   bench $OPS --accuracy --save "$OUT/results/accuracy-rows.jsonl" >"$OUT/shards/accuracy.log"
 }
 
+ladder_shard() {
+  "$PYTHON" benchmarks/ladder.py --out "$OUT/results" --shard "$1/$GPUS" 2>>"$OUT/shards/ladder-$1.log"
+}
+
+counters() {
+  local cols
+  for cols in 4096 65536; do
+    "$PYTHON" -m online_softmax.lab.cli profile ladder registers torch --cols "$cols" \
+      --save "$OUT/results/ncu-4096x$cols-float32.jsonl" >>"$OUT/shards/counters.log"
+  done
+}
+
+errors() {
+  "$PYTHON" -m online_softmax.lab.attentionerrors --out "$OUT/results/attention-errors.jsonl" \
+    >>"$OUT/shards/errors.log"
+  "$PYTHON" -m online_softmax.lab.attentionerrors --memory \
+    --out "$OUT/results/attention-memory.jsonl" >>"$OUT/shards/errors.log"
+}
+
 tuning() {
   local op
   for op in $OPS; do
@@ -125,8 +144,12 @@ stage() {
       CUDA_VISIBLE_DEVICES=${DEVICES[0]} bench --host 8,1024 --against "$HOST_AGAINST" \
         --save "$OUT/results/bench-host.jsonl" >"$OUT/shards/host.log" || rc=$? ;;
     tuning) CUDA_VISIBLE_DEVICES=${DEVICES[0]} tuning "$seconds" || rc=$? ;;
+    ladder) everywhere ladder_shard || rc=$? ;;
+    counters) CUDA_VISIBLE_DEVICES=${DEVICES[0]} counters || rc=$? ;;
+    errors) CUDA_VISIBLE_DEVICES=${DEVICES[0]} errors || rc=$? ;;
     *) echo "h200.sh: no stage $name: prepare, cells, merge, prepare-losses, losses," \
-         "prepare-attention, attention, prepare-linear, linear, accuracy, fusion, host, tuning" >&2
+         "prepare-attention, attention, prepare-linear, linear, accuracy, fusion, host, tuning," \
+         "ladder, counters, errors" >&2
        exit 2 ;;
   esac
   echo "h200.sh: $name: $((SECONDS - begun)) s$([ $rc = 0 ] || echo ", exit status $rc")" >&2
@@ -134,7 +157,8 @@ stage() {
 }
 
 [ $# -gt 0 ] || set -- prepare=240 cells=500 merge prepare-losses=240 losses=300 \
-  prepare-attention=200 attention=300 prepare-linear=120 linear=200 accuracy fusion=120 host tuning=60
+  prepare-attention=200 attention=300 prepare-linear=120 linear=200 accuracy fusion=120 host tuning=60 \
+  ladder counters errors
 failed=0
 for each in "$@"; do
   name=${each%%=*} seconds=${each#*=}

@@ -51,12 +51,17 @@ def test_all_stages_in_order(tmp_path: Path):
              "bench-rows.jsonl", "token_stats --grid all", "bench-losses.jsonl",
              "attention_decode merge --grid all", "bench-attention.jsonl",
              "linear_cross_entropy --grid all", "bench-linear.jsonl", "--accuracy", "fusion.py",
-             "--host", "--tune"]  # fmt: skip
+             "--host", "--tune", "ladder.py", "profile ladder", "attentionerrors"]  # fmt: skip
     places = [next(i for i, text in enumerate(texts) if each in text) for each in order]
     assert places == sorted(places)
     assert len([text for text in texts if "--prepare" in text]) == 2 * 4  # GPUs, kinds of cells
     tuned = [text for text in texts if "--tune" in text]
     assert len(tuned) == len(grid.OPS)
+    shards = [text.split("--shard ")[1] for text in texts if "ladder.py" in text]
+    assert sorted(shards) == ["0/2", "1/2"]
+    kept = [text.rpartition("/")[2] for text in texts if "profile" in text or "errors" in text]
+    assert kept == ["ncu-4096x4096-float32.jsonl", "ncu-4096x65536-float32.jsonl",
+                    "attention-errors.jsonl", "attention-memory.jsonl"]  # fmt: skip
 
 
 def test_each_gpu_has_a_shard(tmp_path: Path):
@@ -134,7 +139,7 @@ def test_its_commands_are_ones_that_bench_takes(tmp_path: Path, monkeypatch: pyt
     for name in ("_measure", "_prepare", "_accuracy", "_stored"):
         monkeypatch.setattr(benchcli, name, lambda *given, name=name: taken.append(name))
     _, _, commands = run(tmp_path, gpus=1)
-    asked = [shlex.split(text) for _, _, text in commands if "benchmarks/" not in text]
+    asked = [shlex.split(text) for _, _, text in commands if "lab.cli bench " in text]
     for words in asked:
         done = CliRunner().invoke(cli.app, words[words.index("bench") :])
         assert done.exit_code == 0, (words, done.output)

@@ -34,6 +34,7 @@ struct Shape {
   int64_t q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row;  // strides
   int64_t first, last;  // query i sees keys i + first to i + last, of those that there are
 };
+static_assert(sizeof(Shape) == 8 * (sizeof(Shape::KINDS) - 1), "a letter for each field");
 
 // The keys that a query sees.
 struct Sight {
