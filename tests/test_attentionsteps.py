@@ -110,12 +110,12 @@ def test_the_machine_code_has_what_a_step_asks_for(built: dict[Variant, Any]) ->
         by_tma = variant.step in ("descriptors", "warp groups")
         assert (found["tma_loads"] > 0, found["cp_async"] > 0) == (by_tma, not by_tma), variant
         if variant.step == "warp groups":
-            assert (found["warps"], found["roles"]) == (WARPS_OF_ROLES, 3)
+            assert (found["all_warps"], found["roles"]) == (WARPS_OF_ROLES, 3)
             assert found["setmaxnreg"] > 0
             assert {40, 232} <= set(found["registers_of_roles"])
             assert found["spill_store_bytes"] == 0
         else:
-            assert (found["warps"], found["roles"]) == (variant.warps, 1)
+            assert (found["all_warps"], found["roles"]) == (variant.warps, 1)
             assert not found["registers_of_roles"]
             assert found["setmaxnreg"] == 0
 
@@ -251,6 +251,10 @@ def test_without_a_gpu_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         attentionsteps.main(["--out", str(out)])
     with pytest.raises(SystemExit, match="give i/n"):
         attentionsteps.main(["--out", str(out), "--build", ARCH, "--shard", "4/4"])
+    with pytest.raises(SystemExit, match="--build sm_1 is not among sm_75, "):
+        attentionsteps.main(["--out", str(out), "--build", "sm_1"])
+    with pytest.raises(SystemExit, match="--workers 0: give 1 or more"):
+        attentionsteps.main(["--out", str(out), "--build", ARCH, "--workers", "0"])
     assert not out.exists()
 
 
@@ -269,7 +273,7 @@ def test_a_build_is_a_file_and_a_table(
     assert header["command"].endswith("attentionsteps --build sm_90a")
     assert len(lines) == len(variants(128, False))
     assert lines[0] | {"kind": "attention_step_build", "why": "no", "arch": ARCH} == lines[0]
-    assert lines[-1]["registers"] == 168
+    assert (lines[-1]["registers"], lines[-1]["warps"]) == (168, 8)
     assert "| shipped | 128 | all keys | 128 x 128, 8 warps, 3 stages | 168 |" in (
         capsys.readouterr().out
     )

@@ -25,6 +25,7 @@ import typer
 from torch import Tensor
 
 from online_softmax import jit
+from online_softmax.arches import ARCHES
 from online_softmax.lab import bench, grid, scriptlog, stepbuilds
 from online_softmax.lab.bench import Timing
 from online_softmax.lab.benchfile import header_line
@@ -39,6 +40,7 @@ from online_softmax.lab.steptables import Row, built_table, timed_table
 from online_softmax.triton.attention_launch import run
 
 SECONDS = 150.0
+MOST_WORKERS = 16  # by default: each has the GPU's context, half a GiB or so
 SEED = 1
 TENSORS = 4  # q, k, v and the output
 REPLAYS, ROUND_US = 9, 60_000.0  # of a variant in a round, at most
@@ -203,13 +205,12 @@ def timed_rows(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    workers = min(len(os.sched_getaffinity(0)), MOST_WORKERS)
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=SECONDS, help="no cell begins after them")
     parser.add_argument("--shard", default="0/1", help="i/n, such as 0/4")
-    parser.add_argument(
-        "--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes to compile"
-    )
+    parser.add_argument("--workers", type=int, default=workers, help="processes to compile")
     parser.add_argument("--build", metavar="ARCH", help="build for it and time nothing: sm_90a")
     given = parser.parse_args(arguments)
     if not given.build and not torch.cuda.is_available():
@@ -217,8 +218,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "attentionsteps needs a CUDA GPU, and torch sees none here; with --build sm_90a it "
             "says what its kernels take without one"
         )
+    if given.build and given.build not in ARCHES:
+        sys.exit(f"attentionsteps: --build {given.build} is not among {', '.join(ARCHES)}")
+    if given.workers < 1:
+        sys.exit(f"attentionsteps: --workers {given.workers}: give 1 or more")
     try:
-        cells(given.shard)
+        wanted = cells(given.shard)
     except BadInput as error:
         sys.exit(f"attentionsteps: {error}")
     given.out.unlink(missing_ok=True)
@@ -233,7 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         typer.echo(text, err=True)
 
     if given.build:
-        every = [v for cell in cells(given.shard) for v in variants(*kind(cell), given.build)]
+        every = [v for cell in wanted for v in variants(*kind(cell), given.build)]
         built = stepbuilds.asked(every, given.build, False, given.workers)
         for variant, answer in built.items():
             figures = {"why": answer} if isinstance(answer, str) else answer
@@ -243,7 +248,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     arch = jit.device_arch()
     rows: list[Row] = []
-    wanted, device = cells(given.shard), torch.device("cuda", torch.cuda.current_device())
+    device = torch.device("cuda", torch.cuda.current_device())
     for found in timed_rows(wanted, device, arch, given.seconds, given.workers, gpu_clock, say):
         for row in found:
             log.write(json.dumps({"kind": "attention_step", **asdict(row)}) + "\n")

@@ -21,8 +21,8 @@ from online_softmax.lab import sass
 from online_softmax.lab.attentionerrors import Case, Errors, truth
 from online_softmax.lab.refusal import one_line
 from online_softmax.lab.stepkernel import Variant, allocate, launch
+from online_softmax.triton import WARP, ask_all, made
 from online_softmax.triton import answer as answer_by
-from online_softmax.triton import ask_all, made
 from online_softmax.triton.attention_launch import run
 
 BUILT_LENGTH = 16384  # of a build's tensors, which lie nowhere
@@ -124,7 +124,7 @@ def code(listing: str, ptx: str, ttgir: str) -> dict[str, Any]:
     kept = re.findall(r"setmaxnreg\.\w+\.sync\.aligned\.u32\s+(\d+)", ptx)
     return {
         **{what: found[what] for what in INSTRUCTIONS},
-        "warps": int(threads[1]) // 32 if threads else None,
+        "all_warps": int(threads[1]) // WARP if threads else None,  # added ones too
         "roles": 1 + len(re.findall(r"^\s*partition\d+\(", ttgir, re.MULTILINE)),
         "registers_of_roles": sorted({int(n) for n in kept}),
     }

@@ -47,7 +47,7 @@ def timed_table(rows: Iterable[Row]) -> str:
 
 FIGURES = {
     "registers": "registers", "spill_store_bytes": "spilled bytes", "shared_bytes": "shared bytes",
-    "wgmma": "wgmma", "tma_loads": "TMA loads", "cp_async": "cp.async", "warps": "warps",
+    "wgmma": "wgmma", "tma_loads": "TMA loads", "cp_async": "cp.async", "all_warps": "warps",
     "roles": "roles", "setmaxnreg": "setmaxnreg", "registers_of_roles": "its registers",
 }  # fmt: skip
 
