@@ -41,17 +41,23 @@ def disassembler() -> str | None:
 
 def code(cubin: bytes, entry: str = "") -> Code:
     """What stands in the machine code of one kernel, or of all of a file if none is named."""
+    text, why = listing(cubin)
+    return Code(missing=why) if why else counted(text, entry)
+
+
+def listing(cubin: bytes) -> tuple[str, str]:
+    """nvdisasm's text of machine code; or "", and a sentence on why there is none."""
     tool = disassembler()
     if tool is None:
-        return Code(missing=NO_TOOL)
+        return "", NO_TOOL
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "kernel.cubin")
         path.write_bytes(cubin)
         done = subprocess.run([tool, "-c", path], check=False, capture_output=True, text=True)
     if done.returncode:
         said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        return Code(missing=f"nvdisasm cannot read it: {said}")
-    return counted(done.stdout, entry)
+        return "", f"nvdisasm cannot read it: {said}"
+    return done.stdout, ""
 
 
 def counted(text: str, entry: str = "") -> Code:

@@ -78,12 +78,18 @@ def _answers(builds: tuple[Build, ...]) -> tuple[jit.Resources | str, ...]:
     return tuple(a if isinstance(a, str) else jit.Resources(**a) for a in answers)
 
 
-def ask_all(module: str, questions: list[dict[str, Any]], names: Sequence[str]) -> list[Any]:
+def ask_all(
+    module: str,
+    questions: list[dict[str, Any]],
+    names: Sequence[str],
+    seconds: float | None = None,
+) -> list[Any]:
     """What `answer` of a module makes of each question in a process of its own; a sentence, with
-    the question's name, where Triton dies of it."""
+    the question's name, where Triton dies of it. `seconds`: a process that takes longer is ended,
+    as if it had died."""
     answers: list[Any] = []
     while len(answers) < len(questions):
-        given, last_words = _ask(module, questions[len(answers) :])
+        given, last_words = _ask(module, questions[len(answers) :], seconds)
         if given is None:
             return [f"Triton does not start here: {last_words}"] * len(questions)
         answers += given
@@ -92,21 +98,31 @@ def ask_all(module: str, questions: list[dict[str, Any]], names: Sequence[str]) 
     return answers
 
 
-def _ask(module: str, questions: list[dict[str, Any]]) -> tuple[list[Any] | None, str]:
+def _ask(
+    module: str, questions: list[dict[str, Any]], seconds: float | None
+) -> tuple[list[Any] | None, str]:
     """Answers from a process of its own, None if it did not start; its last words if it died."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     environment.pop("TRITON_INTERPRET", None)
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(module=module)],
-        input=json.dumps(questions),
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
-    errors = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-    started, *given = [json.loads(line) for line in done.stdout.splitlines()] or [None]
-    return (given if started else None), (errors[-1] if done.returncode else "")
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM.format(module=module)],
+            input=json.dumps(questions),
+            capture_output=True,
+            text=True,
+            env=environment,
+            check=False,
+            timeout=seconds,
+        )
+    except subprocess.TimeoutExpired as slow:
+        said = (slow.stdout or b"").decode()  # bytes, whatever `text` says
+        lines, last_words = said[: said.rfind("\n") + 1], f"still at work after {seconds:g} s"
+    else:
+        lines, last_words = done.stdout, ""
+        if done.returncode:
+            last_words = [f"exit status {done.returncode}", *done.stderr.strip().splitlines()][-1]
+    started, *given = [json.loads(line) for line in lines.splitlines()] or [None]
+    return (given if started else None), last_words
 
 
 # ---- in that process
@@ -154,6 +170,14 @@ def source_of(kernel: str, dtype: str, block: int, emits: str, is_whole: bool) -
 
 def built(source: Any, kernel: str, arch: str, options: dict[str, Any]) -> dict[str, int] | str:
     """What a kernel takes, compiled from its source here; a sentence if it does not compile."""
+    found = made(source, kernel, arch, options)
+    return found if isinstance(found, str) else found[1]
+
+
+def made(
+    source: Any, kernel: str, arch: str, options: dict[str, Any]
+) -> tuple[Any, dict[str, int]] | str:
+    """The same, with Triton's compiled kernel."""
     import contextlib
     import io
 
@@ -168,7 +192,7 @@ def built(source: Any, kernel: str, arch: str, options: dict[str, Any]) -> dict[
     log = io.StringIO()
     try:
         with contextlib.redirect_stdout(log):
-            made: Any = triton.compile(source, target=target, options=options)
+            compiled: Any = triton.compile(source, target=target, options=options)
     except (TritonError, RuntimeError, ValueError, AssertionError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         reason = lines[-1 if isinstance(error, CompilationError) else 0]  # it quotes source first
@@ -179,10 +203,10 @@ def built(source: Any, kernel: str, arch: str, options: dict[str, Any]) -> dict[
     if not registers or not local:
         return f"Triton {triton.__version__} built {kernel} for {arch}; its assembler said nothing"
     stack, stores, loads = map(int, local.groups())
-    return {
+    return compiled, {
         "registers": int(registers[1]),
         "stack_bytes": stack,
         "spill_store_bytes": stores,
         "spill_load_bytes": loads,
-        "shared_bytes": made.metadata.shared,
+        "shared_bytes": compiled.metadata.shared,
     }

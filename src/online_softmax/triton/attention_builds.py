@@ -84,7 +84,7 @@ def _figures(
         ).launches
     return {
         launch.kernel.__name__: built(
-            _source(launch), f"attention's {launch.kernel.__name__}", arch,
+            source(launch), f"attention's {launch.kernel.__name__}", arch,
             launch.options,
         )
         for launch in launches
@@ -110,9 +110,10 @@ def _inputs(
     return Inputs(q, k, k, empty(1, 8, q_len, k_len), mask, empty(8), None, None)
 
 
-def _source(launch: Any) -> Any:
+def source(launch: Any) -> Any:
     """The kernel as Triton specialises it for these arguments."""
     from triton.compiler import ASTSource
+    from triton.tools.tensor_descriptor import TensorDescriptor
 
     signature: dict[str, Any] = {}
     constants: dict[Any, Any] = {}
@@ -124,6 +125,8 @@ def _source(launch: Any) -> Any:
         if isinstance(value, Tensor):
             aligned[path] = [["tt.divisibility", ALIGNED]]
             return f"*{POINTER[value.dtype]}"
+        if isinstance(value, TensorDescriptor):
+            return f"tensordesc<{POINTER[value.base.dtype]}{[*value.block_shape]}>"
         if value is None or (not is_number and value == 1):
             constants[path] = value
             return "constexpr"
