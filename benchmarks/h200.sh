@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Repeat the stored run: compile, measure every cell in shards over the GPUs that are there, of the
 # row operations, the losses, attention and linear_cross_entropy, then accuracy, fusion, host cost,
-# the rankings of few rows, the ladder and its counters, attention's errors and memory. One command:
+# the rankings of few rows, the ladder and its counters, attention's errors, memory and steps:
 #
 #   benchmarks/h200.sh OUT [STAGE[=SECONDS]]...
 #
@@ -11,8 +11,9 @@
 #
 # Stages: prepare, cells, merge, accuracy, fusion, host, tuning; prepare-losses, losses;
 # prepare-attention, attention (merges of parts among it); prepare-linear, linear; ladder, counters
-# (needs ncu), errors (attention's, and its memory): for each of these nothing of the others is needed. All that measure cells are cut in shards, one a GPU, and one that
-# its seconds end goes on where it stopped when the command is run again. PYTHON names the
+# (needs ncu), errors (attention's, and its memory), steps (of attention's forward): for each of
+# these nothing of the others is needed. All that measure cells are cut in shards, one a GPU, and one
+# that its seconds end goes on where it stopped when the command is run again. PYTHON names the
 # interpreter (python3), CACHE a folder for what compilers make (OUT/cache), CUDA_VISIBLE_DEVICES
 # the GPUs (all).
 # To go on with a stored file on one GPU, put it where that GPU's shard would be:
@@ -106,6 +107,11 @@ errors() {
     --out "$OUT/results/attention-memory.jsonl" >>"$OUT/shards/errors.log"
 }
 
+steps() {
+  "$PYTHON" -m online_softmax.lab.attentionsteps --out "$OUT/results/attention-steps.jsonl" \
+    --seconds "$1" >"$OUT/shards/steps.log"
+}
+
 tuning() {
   local op
   for op in $OPS; do
@@ -147,9 +153,10 @@ stage() {
     ladder) everywhere ladder_shard || rc=$? ;;
     counters) CUDA_VISIBLE_DEVICES=${DEVICES[0]} counters || rc=$? ;;
     errors) CUDA_VISIBLE_DEVICES=${DEVICES[0]} errors || rc=$? ;;
+    steps) CUDA_VISIBLE_DEVICES=${DEVICES[0]} steps "$seconds" || rc=$? ;;
     *) echo "h200.sh: no stage $name: prepare, cells, merge, prepare-losses, losses," \
          "prepare-attention, attention, prepare-linear, linear, accuracy, fusion, host, tuning," \
-         "ladder, counters, errors" >&2
+         "ladder, counters, errors, steps" >&2
        exit 2 ;;
   esac
   echo "h200.sh: $name: $((SECONDS - begun)) s$([ $rc = 0 ] || echo ", exit status $rc")" >&2
@@ -158,7 +165,7 @@ stage() {
 
 [ $# -gt 0 ] || set -- prepare=240 cells=500 merge prepare-losses=240 losses=300 \
   prepare-attention=200 attention=300 prepare-linear=120 linear=200 accuracy fusion=120 host tuning=60 \
-  ladder counters errors
+  ladder counters errors steps=150
 failed=0
 for each in "$@"; do
   name=${each%%=*} seconds=${each#*=}

@@ -53,7 +53,7 @@ WRONG = {
     "sinks type": (RuntimeError, "float type",
                    lambda: attention(Q, K, K, sinks=torch.zeros(4).int())),
     "empty": (ValueError, 'empty must be "zero"', lambda: attention(Q, K, K, empty="none")),
-    "kernel": (ValueError, "there are triton, reference",
+    "kernel": (ValueError, "there are cuda, triton, reference",
                lambda: attention(Q, K, K, kernel="fast")),
     "float64": (ValueError, "takes float32, float16 and bfloat16",
                 lambda: attention(Q.double(), K.double(), K.double(), kernel="triton")),

@@ -3,6 +3,7 @@ that reads nothing but memory, so that a warm cache shows."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from io import StringIO
@@ -12,7 +13,16 @@ from rich.console import Console
 from torch import Tensor
 
 from bench_kit import HEADER, lines, make, right, setting
-from online_softmax.lab import benchpage, benchtable, doubts, goals, repeats, verdicts
+from online_softmax.lab import (
+    benchfile,
+    benchpage,
+    benchtable,
+    doubts,
+    goals,
+    repeats,
+    report,
+    verdicts,
+)
 from online_softmax.lab.bench import Timing
 from online_softmax.lab.benchfile import Entry, Part, Row
 from online_softmax.lab.doubts import Limits
@@ -159,15 +169,28 @@ def test_nothing_to_doubt_is_no_table():
     assert benchpage.sections([Part(HEADER, (row,))])["doubts"] == []
 
 
-def test_stored_results_have_nothing_to_doubt():
+def test_stored_times_have_nothing_to_doubt():
     """Which is what the limits were set by: 2,457 cells of an H200. Of merges some have: their
     ceiling's buffers, little more than three times the L2, were found there in part."""
-    from online_softmax.lab import benchfile, report
-
-    parts = benchfile.read(sorted(report.RESULTS.glob("bench-*.jsonl")))
-    rows = [doubts.marked(row, H200) for part in parts for row in part.rows]
+    rows = stored_rows()
     assert len(rows) > 1000
-    assert doubts.lines(row for row in rows if not row.cell.is_fused) == []
-    found = doubts.lines(row for row in rows if row.cell.is_fused)
-    of_a_limit = {row.op for row, _, why in found if "power limit" not in why}
-    assert of_a_limit <= {"merge"}
+    found = [line for line in doubts.lines(rows) if line[1] != "the cell"]
+    assert {row.op for row, _, _ in found} <= {"merge"}
+
+
+def test_stored_cells_that_were_slowed_are_few_and_say_so():
+    """The page of performance tells the reader how many."""
+    slowed = [row for row in stored_rows() if row.is_throttled and not row.cell.is_fused]
+    assert {reason for row in slowed for reason in row.clocks["reasons"]} <= {"power limit"}
+    told = re.search(r"(no|one|two) stored cells?\b.* at the power limit", page())
+    assert told
+    assert {"no": 0, "one": 1, "two": 2}[told[1]] == len(slowed)
+
+
+def stored_rows() -> list[Row]:
+    parts = benchfile.read(sorted(report.RESULTS.glob("bench-*.jsonl")))
+    return [doubts.marked(row, H200) for part in parts for row in part.rows]
+
+
+def page() -> str:
+    return (report.ROOT / "docs/performance.md").read_text().lower()
