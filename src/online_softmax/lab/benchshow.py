@@ -57,6 +57,8 @@ def _console() -> Console:
 def _left(seconds: float | None) -> str:
     if seconds is None:
         return ""
+    if seconds < 1:
+        return ", less than a second left"
     return (
         f", about {seconds:.0f} s left" if seconds < 90 else f", about {seconds / 60:.0f} min left"
     )
@@ -100,4 +102,5 @@ def spent(rows: Sequence[Row], seconds: float) -> str:
             found[name] = found.get(name, 0.0) + each
     found["the rest"] = max(seconds - sum(found.values()), 0.0)
     said = ", ".join(f"{name} {each:.1f} s" for name, each in found.items())
-    return f"{len(rows)} cells in {seconds:.1f} s, {seconds / len(rows):.3f} s a cell: {said}"
+    cells = f"{len(rows)} cells" if len(rows) > 1 else "1 cell"
+    return f"{cells} in {seconds:.1f} s, {seconds / len(rows):.3f} s a cell: {said}"
