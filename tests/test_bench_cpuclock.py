@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import itertools
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor
 
-from online_softmax.lab import benchtable, contenders, cpuclock, goals, grid, repeats
-from online_softmax.lab.benchfile import Entry
+from bench_kit import HEADER
+from online_softmax.lab import (
+    benchpage,
+    benchtable,
+    contenders,
+    cpuclock,
+    goals,
+    grid,
+    opbench,
+    repeats,
+)
+from online_softmax.lab.benchfile import Entry, Part, Row
 from online_softmax.lab.contender import Contender
+from online_softmax.lab.grid import Cell
+from online_softmax.lab.linear import Work
 from online_softmax.lab.rotation import Follows, Overwrites, Rotation
 
 
@@ -141,6 +155,57 @@ def test_who_raises_has_a_row():
     assert found["bad"].refused == "RuntimeError: no such thing"
     with pytest.raises(RuntimeError, match="no such thing"):
         here.interleaved(sets(2), {"bad": failing}, [])
+
+
+def host_rows() -> list[Row]:
+    """Rows of a CPU for which a GPU has goals, all below them."""
+    rows = []
+    for op, size in (("cross_entropy", (64, 32000)), ("cross_entropy_in_forward", (64, 32000)),
+                     ("token_stats", (64, 32000)), ("softmax", (2**20, 128))):  # fmt: skip
+        row = opbench.blank(Cell(op, "float32", *size), "normal")
+        made = [Entry(name, name, clock="host", median_us=us, rounds_us=(us, 2 * us, 2 * us))
+                for name, us in (("ceiling", 10.0), ("ours", 40.0))]  # fmt: skip
+        made.append(replace(made[1], name="torch", kind="rival"))
+        rows.append(replace(row, entries=tuple(made)))
+    return rows
+
+
+def shown(part: Part) -> str:
+    console = Console(file=StringIO(), width=200)
+    benchpage.render([part], console)
+    return console.file.getvalue()
+
+
+def test_a_cpu_has_no_goals():
+    rows = host_rows()
+    text = shown(Part(HEADER, tuple(rows)))
+    for word in ("goal", "aimed at", "in under", "do_bench", "quack"):
+        assert word not in text
+    assert "~: the middle of its rounds is over 1.2 times the least" in text
+    on_a_gpu = [replace(r, entries=tuple(replace(e, clock="graph") for e in r.entries))
+                for r in rows]  # fmt: skip
+    text = shown(Part(HEADER, tuple(on_a_gpu)))
+    for word in ("Cells below their goal", "aimed at", "in under", "do_bench µs", "(goal)"):
+        assert word in text
+    assert "~" not in text
+
+
+def test_a_linear_layer_s_times_are_marked_on_a_cpu_and_held_to_goals_on_a_gpu():
+    def entry(name: str, us: float, rounds: tuple[float, ...] = ()) -> dict:
+        return {"name": name, "why": "", "median_us": us, "rounds_us": rounds or (us,) * 3}
+
+    entries = [entry("ours, low", 9e5, (9e5, 2e6, 2e6)), entry("ours, fast", 9e4),
+               entry("three products", 1e5), entry("four products", 1.3e5)]  # fmt: skip
+    line = {"kind": "linear", **asdict(Work(8, 8, 16)), "device": "cpu", "entries": entries}
+    text = shown(Part(HEADER, (), (line,)))
+    assert "900.00~" in text
+    assert "90.00!" in text
+    assert "(over" not in text
+    assert "~: the middle" in text
+    assert "!: not to be believed" in text
+    text = shown(Part(HEADER, (), ({**line, "device": "cuda"},)))
+    assert "900.00 " in text
+    assert "6.92 (over 1.15)" in text
 
 
 def test_caches_and_memory_are_known(tmp_path: Path):

@@ -16,6 +16,7 @@ from bench_kit import HEADER
 from online_softmax.lab import (
     benchfile,
     benchlist,
+    benchoptions,
     benchrun,
     cli,
     contenders,
@@ -29,6 +30,7 @@ from online_softmax.lab.benchask import Asked
 from online_softmax.lab.cpufit import Rate, Rates
 from online_softmax.lab.grid import Cell
 from online_softmax.lab.inputs import BadInput
+from online_softmax.lab.refusal import Refusal
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 EVERY = {op: grid.grid_cells([op], ["float32"], "big")[0] for op in grid.EVERY_OP}
@@ -203,3 +205,33 @@ def test_the_list_of_operations_makes_no_contender(monkeypatch: pytest.MonkeyPat
     assert found["installed"]["torch"] == torch.__version__
     for words in (("--grid", "odd"), ("--accuracy",), ("--repeat", "2")):
         assert "bench takes operations" in invoke("--list", *words).stderr
+    assert "`bench --list` says which operations there are" in invoke().stderr
+
+
+def test_the_list_fits_a_narrow_terminal_and_names_who_has_an_operation(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert max(map(len, invoke("--list").stdout.splitlines())) <= 80
+    found = {each["op"]: each["contenders"] for each in benchlist.operations()["operations"]}
+    for op in (*grid.OPS, *grid.LOSS_OPS):
+        for cell in grid.cells([op], ["float32"], [(64, 50257)]):
+            for line in contenders.contenders(cell, ("quack", "liger", "tutorial")):
+                try:
+                    line.make()
+                except Refusal:
+                    assert line.name not in found[op]
+                except ImportError:  # not installed here
+                    assert line.name in found[op]
+                else:
+                    assert line.kind == "ceiling" or line.name in found[op]
+    assert "liger" in found["softmax"]
+    assert "liger" not in found["log_softmax"]
+
+
+def test_examples_that_need_a_gpu_stand_under_it():
+    everywhere, on_a_gpu = benchoptions.HELP.split("On a GPU:")
+    for option in ("--prepare", "--tune", "--host", "--grid big"):
+        assert option in on_a_gpu
+        assert option not in everywhere
+    assert "--list" in everywhere

@@ -77,7 +77,7 @@ def bench(
         benchlist.overview(as_json)
         return
     if sum((bool(ops), bool(tune), bool(host))) != 1:
-        raise BadInput("bench takes operations, or --tune OP, or --host ROWS,COLS, or --from FILE")
+        raise BadInput(options.NOTHING)
     if resume and not save:
         raise BadInput("--resume goes on with a file: give --save FILE")
     if (prepare or accuracy) and (not ops or (prepare and accuracy)):

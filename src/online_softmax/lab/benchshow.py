@@ -39,18 +39,18 @@ def show(parts: Sequence[Part], as_json: bool = False) -> None:
             emit(benchfile.line(other["kind"], other))
 
 
-def tables(found: Sequence[Table]) -> None:
-    """Tables, one below the other."""
+def tables(found: Sequence[Table], narrowest: int = options.NARROWEST) -> None:
+    """Tables, one below the other, as wide as the terminal but no narrower than that."""
     from online_softmax.lab import benchpage
 
-    benchpage.render_tables(found, _console())
+    benchpage.render_tables(found, _console(narrowest))
 
 
-def _console() -> Console:
+def _console(narrowest: int = options.NARROWEST) -> Console:
     from rich.console import Console
 
     console = Console(highlight=False)
-    console.width = max(console.width, options.NARROWEST)
+    console.width = max(console.width, narrowest)
     return console
 
 
