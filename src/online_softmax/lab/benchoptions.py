@@ -19,7 +19,7 @@ linear_cross_entropy, as their public functions. Every contender is compared wit
 what is wrong gets no time. Rivals other than torch are timed where the grid asks for them; one \
 that refuses is a row with its reason. Behind a time, ! says that it beats its limit, or that the \
 clock was throttled: it is counted nowhere. Without a GPU the CPU is timed, on small fixed sizes: \
-calls repeat until 25 seconds are used, at most 8 of them in a cell, and the least counts; ~ says \
+calls repeat until 22 seconds are used, at most 8 of them in a cell, and the least counts; ~ says \
 that its rounds are far apart.
 
 \b
@@ -102,7 +102,7 @@ Seconds = Annotated[
     str | None,
     option(
         "Of the whole run: begin no cell after so many; --resume goes on. Default without a GPU: "
-        "25, which its cells share, and no cell that would end later.",
+        "22, which its cells share, and no cell that would end later.",
         "S",
     ),
 ]

@@ -216,7 +216,6 @@ def chosen(asked: Asked, setting: Setting, log: Log) -> Fit:
         BadInput: each would take longer than the whole run may.
     """
     todo = benchrun.missing(asked.cells, log, asked.values)
-
     grant = setting.grant
     given = (lambda s: grant(s / asked.repeat) * asked.repeat) if grant else None
     if asked.is_default:
