@@ -1,9 +1,8 @@
-"""Benchmarking where there is no GPU: the host's clock, a minute, and that it says so; what a run
-without results says; a file that a crash tore."""
+"""Benchmarking where there is no GPU: that it says so, and its defaults; what a run without
+results says; a file that a crash tore."""
 
 from __future__ import annotations
 
-import itertools
 import time
 from pathlib import Path
 
@@ -13,101 +12,24 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from bench_kit import HEADER, cells, lines, make, right, setting
-from online_softmax.lab import benchcli, benchfile, cli, contenders, cpuclock, grid, repeats
+from online_softmax.lab import (
+    benchcli,
+    benchfile,
+    cli,
+    contenders,
+    cpuclock,
+    grid,
+    repeats,
+)
 from online_softmax.lab.benchask import Words
 from online_softmax.lab.grid import Cell
-from online_softmax.lab.rotation import Follows, Overwrites, Rotation
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-SMALL = ("--cells", "16x256", "--seconds", "20")
+SMALL = ("--cells", "16x256", "--seconds", "3")
 
 
 def invoke(*words: object):
     return CliRunner().invoke(cli.app, ["bench", *map(str, words)])
-
-
-class Now:
-    """A clock of seconds that calls move on."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def __call__(self) -> float:
-        return self.seconds
-
-    def spend(self, us: float) -> None:
-        self.seconds += us / 1e6
-
-
-def sets(count: int) -> Rotation:
-    return Rotation([(torch.zeros(2), torch.zeros(2)) for _ in range(count)], True)
-
-
-def test_contenders_take_turns_on_the_host_s_clock():
-    now, seen = Now(), []
-
-    def call(name: str, us: float):
-        def one(x: Tensor, y: Tensor) -> None:
-            seen.append((name, x.data_ptr()))
-            now.spend(us)
-
-        return one
-
-    buffers = sets(4)
-    found = cpuclock.setting(now=now).interleaved(
-        buffers, {"fast": call("fast", 50.0), "slow": call("slow", 50_000.0)}, []
-    )
-    assert found["fast"].median_us == pytest.approx(50.0)
-    assert found["slow"].rounds_us == pytest.approx((50_000.0,) * 3)
-    rounds = [name for name, _ in seen[4:]]  # two of each before
-    assert rounds == (["fast"] * cpuclock.CALLS + ["slow"]) * 3
-    places = [place for _, place in seen[4:]]
-    assert all(a != b for a, b in itertools.pairwise(places))  # they rotate
-
-
-def test_what_precedes_or_overwrites_is_outside_of_the_time():
-    now, buffers = Now(), sets(3)
-
-    def first(x: Tensor, y: Tensor) -> float:
-        now.spend(9000.0)
-        return 7.0
-
-    def then(made: float, x: Tensor, y: Tensor) -> None:
-        assert made == 7.0
-        now.spend(20.0)
-
-    def spoil(x: Tensor, y: Tensor) -> None:
-        assert bool((x == 0).all())
-        x.fill_(1.0)
-        now.spend(30.0)
-
-    buffers.keep()
-    calls = {"follows": Follows(first, then), "spoils": Overwrites(spoil)}
-    found = cpuclock.setting(now=now).interleaved(buffers, calls, [])
-    assert found["follows"].median_us == pytest.approx(20.0)
-    assert found["spoils"].median_us == pytest.approx(30.0)
-    assert all(bool((x == 0).all()) for x, _ in buffers.sets)
-
-
-def test_who_raises_has_a_row():
-    def failing(x: Tensor, y: Tensor) -> None:
-        raise RuntimeError("no such thing")
-
-    here = cpuclock.setting()
-    found = here.interleaved(sets(2), {"bad": failing}, ["bad"])
-    assert found["bad"].refused == "RuntimeError: no such thing"
-    with pytest.raises(RuntimeError, match="no such thing"):
-        here.interleaved(sets(2), {"bad": failing}, [])
-
-
-def test_caches_and_memory_are_known(tmp_path: Path):
-    for index, size in enumerate(("48K", "1024K", "32M", "odd")):
-        folder = tmp_path / f"index{index}"
-        folder.mkdir()
-        (folder / "size").write_text(size + "\n")
-    assert cpuclock.cache_bytes(tmp_path) == 32 * 2**20
-    assert cpuclock.cache_bytes(tmp_path / "none") == cpuclock.CACHE_BYTES
-    assert cpuclock.free_bytes() > 2**26
 
 
 def test_a_cell_of_every_operation_on_the_cpu():
@@ -138,13 +60,16 @@ def test_the_command_times_the_cpu_and_says_so(tmp_path: Path):
     }  # fmt: skip
     assert {entry.name for entry in part.rows[0].entries} == {"ceiling", "ours", "torch"}
     assert "CPU " in done.stdout
-    assert "driver" not in done.stdout
+    for text in ("driver", "goal", "do_bench"):  # of a GPU
+        assert text not in done.stdout
+    assert all(len(e.rounds_us) >= 3 for row in part.rows for e in row.entries)
 
 
 @without_gpu
 def test_a_linear_layer_on_the_cpu_is_kept_and_resumed(tmp_path: Path):
     saved = tmp_path / "run.jsonl"
-    words = ("linear_cross_entropy", "--cells", "24x16x50", "--save", saved, "--resume")
+    words = ("linear_cross_entropy", "--cells", "24x16x50", "--seconds", "2")
+    words += ("--save", saved, "--resume")
     done = invoke(*words)
     assert done.exit_code == 0, done.output
     (part,) = benchfile.read([saved])
@@ -158,6 +83,7 @@ def test_a_linear_layer_on_the_cpu_is_kept_and_resumed(tmp_path: Path):
     names = [entry["name"] for entry in line["entries"]]
     assert names[:3] == ["ours, low", "ours, fast", "torch"]
     assert "liger" not in names
+    assert "(over" not in done.stdout  # goals are a GPU's
     before = saved.read_text()
     assert invoke(*words).exit_code == 0
     assert saved.read_text() == before

@@ -77,7 +77,7 @@ def bench(
         benchlist.overview(as_json)
         return
     if sum((bool(ops), bool(tune), bool(host))) != 1:
-        raise BadInput("bench takes operations, or --tune OP, or --host ROWS,COLS, or --from FILE")
+        raise BadInput(options.NOTHING)
     if resume and not save:
         raise BadInput("--resume goes on with a file: give --save FILE")
     if (prepare or accuracy) and (not ops or (prepare and accuracy)):
@@ -239,23 +239,23 @@ def _measure(asked: Asked, is_tuning: bool, host: str) -> None:
 def _run(asked: Asked, setting: Setting, log: Log, header: Header, is_tuning: bool) -> Part:
     from online_softmax.lab import benchfile, benchrun, contenders, cpufit, tune
 
-    begun, cells, price = time.perf_counter(), asked.cells, None
+    begun, fit = time.perf_counter(), cpufit.Fit(asked.cells)
     if asked.is_cpu:
-        cells, price, said = cpufit.chosen(asked, setting, log)
-        if said:
-            _note(said)
+        fit = cpufit.chosen(asked, setting, log)
+        if fit.said:
+            _note(fit.said)
 
     def make(cell: Cell) -> list[Contender]:
         return contenders.contenders(cell, asked.rivals)
 
     with benchshow.progress() as progress:
         emit = benchshow.emit if asked.as_json else None
-        outlet = benchrun.Outlet(log, header, progress, emit, asked.seconds, price)
+        outlet = benchrun.Outlet(log, header, progress, emit, asked.seconds, fit.price, fit.share)
         if is_tuning:
             found, left = tune.run(asked.cells, setting, outlet)
             part = benchfile.Part(header, (), tuple(found))
         else:
-            run = benchrun.run(cells, make, setting, outlet, asked.repeat)
+            run = benchrun.run(fit.cells, make, setting, outlet, asked.repeat)
             part, left = benchfile.Part(header, run.rows, run.others), run.left
     if said := benchshow.spent(part.rows, time.perf_counter() - begun):
         _note(said)

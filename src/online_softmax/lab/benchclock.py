@@ -29,6 +29,8 @@ SPARE_BYTES = 16 * 2**30
 Bench = Callable[[Callable[[], Any], Callable[[], None] | None], float]
 Interleaved = Callable[[Rotation, dict[str, Call], Sequence[str]], dict[str, Timing]]
 
+Turns = Callable[[dict[str, Callable[[], Any]]], dict[str, list[float]]]  # the least of each round
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -38,7 +40,7 @@ class Setting:
     l2_bytes: int
     interleaved: Interleaved
     quick: Interleaved  # one short round, to rank many
-    do_bench: Bench  # microseconds
+    do_bench: Bench | None  # microseconds; None: there is no second clock
     free_bytes: Callable[[], int]  # what torch's cache could give back among them
     synchronize: Callable[[], None]
     values: str = "normal"
@@ -47,6 +49,8 @@ class Setting:
     limits: doubts.Limits = field(default_factory=doubts.Limits)  # times that beat them are doubted
     watch: clocks.Watch = lambda: None  # the GPU's clocks now; None: nobody can tell
     note: str = ""  # what is not recorded here, and why, a sentence
+    turns: Turns | None = None  # of a CPU: what times calls that have no buffer sets
+    grant: Callable[[float], float] | None = None  # of a CPU: seconds that a cell's rounds take
 
 
 class Broken(RuntimeError):  # noqa: N818 a state of the device

@@ -6,6 +6,7 @@ Contenders are named and not made, so torch.compile does not start and no rival 
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -13,7 +14,14 @@ from typing import Any
 import typer
 
 from online_softmax import plan
-from online_softmax.lab import benchshow, buffersets, contenders, cpuclock, grid
+from online_softmax.lab import (
+    attentioncontenders,
+    benchshow,
+    buffersets,
+    contenders,
+    cpuclock,
+    grid,
+)
 from online_softmax.lab.benchtable import Table
 from online_softmax.lab.grid import Cell
 
@@ -23,6 +31,7 @@ MEANS = {  # what an operation's name does not say
     "attention_decode": "one query a sequence",
     "merge": "of parts of the keys",
 }
+NARROWEST = 80  # columns that the list needs
 DTYPE = "bfloat16"  # whose cells are counted: each type has the same shapes
 
 
@@ -58,7 +67,12 @@ def cells(found: Sequence[Cell], rivals: tuple[str, ...], as_json: bool) -> None
             f"beside {', '.join(line['rivals'])}"
         )
     most = max((line["takes"] for line in lines), default=0)
-    typer.echo(f"{len(lines)} cells; the largest takes {_bytes(most)} of device memory")
+    count = "1 cell" if len(lines) == 1 else f"{len(lines)} cells"
+    typer.echo(f"{count}; the largest takes {_bytes(most)} of memory.")
+    _say(
+        "moves: what the operation must read and write at the least. takes: what measuring it may "
+        "need, rotating buffers, results, and a GiB or two for the comparison with float64."
+    )
 
 
 # ---- the operations
@@ -72,7 +86,8 @@ def operations() -> dict[str, Any]:
     for op in grid.EVERY_OP:
         grids = {name: grid.grid_cells([op], [DTYPE], name) for name in grid.GRIDS}
         most = [contenders.contenders(cell, rivals) for cell in grids["all"]]
-        names = dict.fromkeys(x.name for lines in most for x in lines if x.kind != "ceiling")
+        named = (x for lines in most for x in lines if x.kind != "ceiling")
+        names = dict.fromkeys(x.name for x in named if contenders.has(x.name, op))
         counts = {name: len(found) for name, found in grids.items()}
         ops.append({"op": op, "grids": counts, "contenders": list(names)})
     is_gpu = torch.cuda.is_available()
@@ -92,21 +107,28 @@ def overview(as_json: bool) -> None:
     )
     head = ("operation", "contenders", *grid.GRIDS)
     title = "Operations of bench; cells of each --grid in one type"
-    benchshow.tables([Table(title, head, rows, 2)])
+    benchshow.tables([Table(title, head, rows, 2)], NARROWEST)
     for name, text in MEANS.items():
         typer.echo(f"  {name}: {text}")
+    by = ", ".join(name.removeprefix("torch, ") for name in attentioncontenders.BACKENDS)
+    _say(f"In attention torch on a GPU is a line for each of its backends: {by}.")
     here = [f"{name} {version}" for name, version in found["installed"].items() if version]
     absent = [name for name, version in found["installed"].items() if not version]
-    typer.echo(f"Installed: {', '.join(here)}. Not installed: {', '.join(absent) or 'none'}.")
-    typer.echo(
-        "A contender that is not here, or has no such operation, is a row that says so. The "
-        "ceiling, a copy, an addition, a read or products alone, is timed in every cell."
+    _say(f"Installed: {', '.join(here)}. Not installed: {', '.join(absent) or 'none'}.")
+    _say(
+        "A contender that is not installed is a row that says so. The ceiling, a copy, an "
+        "addition, a read or products alone, is timed in every cell."
     )
     if found["device"] == "cpu":
-        typer.echo(
+        _say(
             f"No CUDA GPU is here: `bench OP` times the grid {cpuclock.GRID} in "
             f"{cpuclock.TYPES} beside {cpuclock.AGAINST}."
         )
     else:
-        typer.echo(f"`bench OP` times the grid big on {found['device']}.")
-    typer.echo("`bench OP --list` shows an operation's cells.")
+        _say(f"`bench OP` times the grid big on {found['device']}.")
+    _say("`bench OP --list` shows an operation's cells.")
+
+
+def _say(text: str) -> None:
+    """Lines as long as a narrow terminal's."""
+    typer.echo(textwrap.fill(text, NARROWEST, break_long_words=False, break_on_hyphens=False))

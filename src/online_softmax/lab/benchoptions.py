@@ -17,35 +17,47 @@ cross_entropy_both (with its gradient), cross_entropy_in_forward (which makes it
 token_stats; attention, attention_backward, attention_decode, merge (of parts of the keys), \
 linear_cross_entropy, as their public functions. Every contender is compared with float64 first: \
 what is wrong gets no time. Rivals other than torch are timed where the grid asks for them; one \
-that refuses is a row with its reason. A time that beats the card's limit, or of a throttled \
-clock, is marked. Without a GPU the CPU is timed, on a few cells that fit half a minute.
+that refuses is a row with its reason. Behind a time, ! says that it beats its limit, or that the \
+clock was throttled: it is counted nowhere. Without a GPU the CPU is timed, on small fixed sizes: \
+calls repeat until 22 seconds are used, at most 8 of them in a cell, and the least counts; ~ says \
+that its rounds are far apart.
 
 \b
 Examples:
+  online-softmax bench softmax
+  online-softmax bench --list
+  online-softmax bench softmax --grid small --list
+  online-softmax bench softmax --cells 1024x4096,8x50257 --dtype fp32
+  online-softmax bench softmax logsumexp --accuracy --save accuracy.jsonl
+  online-softmax bench --compare old.jsonl new.jsonl
+  online-softmax bench --from run.jsonl more.jsonl
+  online-softmax bench --from part0.jsonl part1.jsonl --save whole.jsonl
+
+\b
+On a GPU:
   online-softmax bench softmax --grid big --save run.jsonl
   online-softmax bench softmax logsumexp --grid all --shard 0/4 --resume --save run.jsonl
   online-softmax bench softmax --cells 4096x50257,1x1048576 --dtype bf16
-  online-softmax bench --list
-  online-softmax bench softmax --grid small --list
   online-softmax bench cross_entropy token_stats --grid all --dtype bf16,fp32 --save loss.jsonl
   online-softmax bench attention attention_backward attention_decode --dtype bf16
   online-softmax bench attention --cells 4x16x4096x128,1x32x16384x64 --dtype bf16
   online-softmax bench linear_cross_entropy --cells 8192x4096x128256 --dtype bf16
   online-softmax bench softmax --grid odd --repeat 5 --save new.jsonl
-  online-softmax bench --compare old.jsonl new.jsonl
-  online-softmax bench --from run.jsonl more.jsonl
-  online-softmax bench --from part0.jsonl part1.jsonl --save whole.jsonl
   online-softmax bench softmax --grid all --prepare
-  online-softmax bench softmax logsumexp --accuracy --save accuracy.jsonl
   online-softmax bench --tune softmax --grid odd --save tuning.jsonl
   online-softmax bench --host 8,1024"""
+
+NOTHING = (
+    "bench takes operations, or --tune OP, or --host ROWS,COLS, or --from FILE; `bench --list` "
+    "says which operations there are"
+)
 
 Ops = Annotated[list[str] | None, typer.Argument(metavar="OP", show_default=False, hidden=True)]
 Grid = Annotated[
     str | None,
     option(
         "big (2^27 elements a cell, of losses 2^28; attention: 16,384 tokens), small (few rows), "
-        "odd (vocabularies), all, or cpu (a second each). Default: big; without a GPU cpu.",
+        "odd (vocabularies), all, or cpu (small, fixed). Default: big; without a GPU cpu.",
         "NAME",
     ),
 ]
@@ -90,7 +102,7 @@ Seconds = Annotated[
     str | None,
     option(
         "Of the whole run: begin no cell after so many; --resume goes on. Default without a GPU: "
-        "25, and no cell that would end later.",
+        "22, which its cells share, and no cell that would end later.",
         "S",
     ),
 ]
@@ -153,6 +165,16 @@ WANTED = {  # what to give where an option's text is blank
     "--from": "a file",
 }
 
-__all__ = ["HELP", "NARROWEST", "WANTED", "Accuracy", "Against", "Cells", "Compare", "Grid"]
+__all__ = [
+    "HELP",
+    "NARROWEST",
+    "NOTHING",
+    "WANTED",
+    "Accuracy",
+    "Against",
+    "Cells",
+    "Compare",
+    "Grid",
+]
 __all__ += ["Host", "Json", "Listed", "Ops", "Prepare", "Repeat", "Resume", "Save", "Seconds"]
 __all__ += ["Shard", "Stored", "Tune", "Types", "Values", "Workers"]

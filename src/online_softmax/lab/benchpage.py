@@ -47,14 +47,17 @@ def cell_tables(rows: Sequence[Row], title: str = "", prices: Prices | None = No
         # Ours under another setting, "ours, ..." say, stands beside with its own time.
         further = benchtable.ours(group)[1:]
         paid = [prices.get((row.cell, row.values)) for row in group]
-        head = ("rows x cols", "ceiling µs", "µs", "GB/s", "of ceiling", "do_bench µs")
+        has_second = any(goals.is_held(row) for row in group)  # a clock of its own: not on a CPU
+        head = ["rows x cols", "ceiling µs", "µs", "GB/s", "of ceiling"]
+        head += ["do_bench µs"] if has_second else []
         lines = []
         for row, price in zip(group, paid, strict=True):
             ours = row.entry("ours") or Entry("ours", "ours")
             gbs = NONE if ours.gbs is None else f"{ours.gbs:,.0f}"
             line = [benchtable.size(row), benchtable.time(row.entry("ceiling"))]
             line += [benchtable.time(ours), gbs]
-            line += [benchtable.share(goals.of_ceiling(row)), benchtable.us(ours.do_bench_us)]
+            line += [benchtable.share(goals.of_ceiling(row))]
+            line += [benchtable.us(ours.do_bench_us)] if has_second else []
             line += [benchtable.times(price)] if any(paid) else []
             line += [benchtable.time(row.entry(name)) for name in further]
             lines.append((*line, *(benchtable.beside(row, name) for name in rivals)))
@@ -152,6 +155,8 @@ def sections(parts: Sequence[Part], is_page: bool = False) -> dict[str, list[Tab
     below, slower = [verdicts.below_table(rows)], [verdicts.slower_table(rows)]
     if is_page:
         below, slower = verdicts.below_tables(rows), verdicts.slower_tables(rows)
+    if not any(map(goals.is_held, rows)):
+        below = []  # a CPU has no goals
     return found | {"below": below, "slower": slower}
 
 
@@ -165,9 +170,29 @@ def render(parts: Sequence[Part], console: Console) -> None:
     found = [table for tables in sections(parts).values() for table in tables]
     render_tables(found, console)
     console.print()
-    console.print(Text("x RIVAL: times as fast. *: no graph held it; by do_bench, both.", "dim"))
-    if any(doubts.lines(part.rows) for part in parts):
-        console.print(Text(f"{doubts.MARK}: not to be believed, and counted nowhere.", "dim"))
+    for text in marks(parts):
+        console.print(Text(text, "dim"))
+
+
+def marks(parts: Sequence[Part]) -> list[str]:
+    """What the marks in the tables mean, a line each."""
+    rows = [row for part in parts for row in part.rows]
+    every = [(entry.clock, entry.rounds_us) for row in rows for entry in row.entries]
+    linear = [line for part in parts for line in part.others if line["kind"] == "linear"]
+    apart = [doubts.is_apart(*each) for each in every]
+    apart += [lineartable.is_apart(line, entry) for line in linear for entry in line["entries"]]
+    beaten = [lineartable.is_beaten(line, entry) for line in linear for entry in line["entries"]]
+    by_other = any(clock == "do_bench" for clock, _ in every)
+    star = " *: no graph held it; by do_bench, both." if by_other else ""
+    found = [f"x RIVAL: times as fast.{star}"] if rows else []
+    if any(doubts.lines(rows)) or any(beaten):
+        found.append(f"{doubts.MARK}: not to be believed, and counted nowhere.")
+    if any(apart):
+        found.append(
+            f"{doubts.APART_MARK}: the middle of its rounds is over {doubts.APART_TIMES:g} times "
+            "the least: the processor was busy, and a run when it is not may say less."
+        )
+    return found
 
 
 def render_tables(found: Iterable[Table], console: Console) -> None:

@@ -48,6 +48,13 @@ class Pace:
 Progress = Callable[[str, int, int, float | None], None]  # what is next, done, in all, seconds left
 
 
+def together(prices: Sequence[float], over: float, share: Callable[[float], float] | None) -> float:
+    """Seconds that cells of these prices will take of a run that has so many left, and at least
+    what the first takes; each is granted its part of what the prices leave."""
+    granted = share((over - sum(prices)) / len(prices)) if share else 0.0
+    return max(min(sum(prices) + granted * len(prices), over), prices[0] + granted)
+
+
 @dataclass(frozen=True)
 class Outlet:
     """Where lines go, and what a run tells meanwhile."""
@@ -57,19 +64,22 @@ class Outlet:
     progress: Progress | None = None
     emit: Callable[[str], None] | None = None  # gets what the log gets
     seconds: float = float("inf")  # after so many no cell is begun
-    price: Callable[[Cell], float] | None = None  # what a cell will take, where that is known
+    price: Callable[[Cell], float] | None = None  # what a cell takes at the least, where known
+    share: Callable[[float], float] | None = None  # grants seconds to a cell beyond its price
 
     def is_over(self, spent: float, cell: Cell) -> bool:
         """Whether a cell is not begun after so many seconds: they are over, or it would end past
         them."""
         return spent + (self.price(cell) if self.price else 0.0) > self.seconds
 
-    def left(self, pace: Pace, spent: float, cells: Sequence[Cell]) -> float | None:
-        """Seconds that the rest will take: as measured, before that as estimated."""
+    def begin(self, pace: Pace, spent: float, cells: Sequence[Cell]) -> float | None:
+        """Grant the first of the cells its part of what is left of the run, and say how many
+        seconds all of them will take, the first to its end; None: nobody knows."""
+        over = max(self.seconds - spent, 0.0)
+        if self.price:
+            return together([self.price(cell) for cell in cells], over, self.share)
         found = pace.left(cells)
-        if found is None and self.price:
-            found = sum(map(self.price, cells))
-        return None if found is None else min(found, max(self.seconds - spent, 0.0))
+        return None if found is None else max(min(found, over), pace.left(cells[:1]) or 0.0)
 
     def write(self, text: str) -> None:
         self.log.write(text)
@@ -98,8 +108,8 @@ def each(
         if outlet.is_over(start - begun, cell):
             left += 1
             continue
+        seconds = outlet.begin(pace, start - begun, todo[place:])
         if outlet.progress:
-            seconds = outlet.left(pace, start - begun, todo[place:])
             outlet.progress(cell.text, place, len(todo), seconds)
         try:
             text = one(cell)

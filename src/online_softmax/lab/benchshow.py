@@ -39,24 +39,26 @@ def show(parts: Sequence[Part], as_json: bool = False) -> None:
             emit(benchfile.line(other["kind"], other))
 
 
-def tables(found: Sequence[Table]) -> None:
-    """Tables, one below the other."""
+def tables(found: Sequence[Table], narrowest: int = options.NARROWEST) -> None:
+    """Tables, one below the other, as wide as the terminal but no narrower than that."""
     from online_softmax.lab import benchpage
 
-    benchpage.render_tables(found, _console())
+    benchpage.render_tables(found, _console(narrowest))
 
 
-def _console() -> Console:
+def _console(narrowest: int = options.NARROWEST) -> Console:
     from rich.console import Console
 
     console = Console(highlight=False)
-    console.width = max(console.width, options.NARROWEST)
+    console.width = max(console.width, narrowest)
     return console
 
 
 def _left(seconds: float | None) -> str:
     if seconds is None:
         return ""
+    if seconds < 1:
+        return ", less than a second left"
     return (
         f", about {seconds:.0f} s left" if seconds < 90 else f", about {seconds / 60:.0f} min left"
     )
@@ -100,4 +102,5 @@ def spent(rows: Sequence[Row], seconds: float) -> str:
             found[name] = found.get(name, 0.0) + each
     found["the rest"] = max(seconds - sum(found.values()), 0.0)
     said = ", ".join(f"{name} {each:.1f} s" for name, each in found.items())
-    return f"{len(rows)} cells in {seconds:.1f} s, {seconds / len(rows):.3f} s a cell: {said}"
+    cells = f"{len(rows)} cells" if len(rows) > 1 else "1 cell"
+    return f"{cells} in {seconds:.1f} s, {seconds / len(rows):.3f} s a cell: {said}"

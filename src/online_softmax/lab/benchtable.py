@@ -55,9 +55,11 @@ def name(row: Row) -> str:
 
 
 def mark(entry: Entry) -> str:
-    """Behind a figure: a star where no graph held the call, and doubts.MARK where the time is not
-    to be believed."""
-    return ("*" if entry.clock == "do_bench" else "") + (doubts.MARK if entry.doubt else "")
+    """Behind a figure: a star where no graph held the call, doubts.MARK where the time is not to be
+    believed, and doubts.APART_MARK where a CPU's rounds are far apart."""
+    found = ("*" if entry.clock == "do_bench" else "") + (doubts.MARK if entry.doubt else "")
+    is_apart = doubts.is_apart(entry.clock, entry.rounds_us)
+    return found + (doubts.APART_MARK if is_apart else "")
 
 
 def time(entry: Entry | None) -> str:

@@ -23,7 +23,7 @@ from online_softmax.lab import (
 )
 from online_softmax.lab.contender import Contender
 from online_softmax.lab.fusedsizes import LINEAR, MERGE
-from online_softmax.lab.grid import LOSS_OPS, WRITING, Cell
+from online_softmax.lab.grid import LOSS_OPS, OPS, WRITING, Cell
 from online_softmax.lab.inputs import BadInput
 from online_softmax.lab.refusal import Refusal
 from online_softmax.lab.rotation import Call
@@ -93,6 +93,24 @@ def _ours_in(cell: Cell) -> list[str]:
 
 # ---- rivals
 
+# The operations on rows that a rival has, of those that have not all of them.
+HAS = {
+    "quack": ("softmax", "softmax_backward"),
+    "liger": ("softmax", "softmax_backward"),
+    "tutorial": ("softmax",),
+}
+
+
+def has(name: str, op: str) -> bool:
+    """Whether a rival has an operation: without one its line is a refusal.
+
+    >>> has("liger", "log_softmax"), has("liger", "cross_entropy"), has("torch", "log_softmax")
+    (False, True, True)
+    """
+    if op in LOSS_OPS:
+        return name not in losscontenders.LACK.get(op, ())
+    return op not in OPS or op in HAS.get(name, OPS)
+
 
 def _torch(op: str) -> Call:
     calls: dict[str, Call] = {
@@ -126,7 +144,7 @@ def _compile(op: str) -> Call:
 
 
 def _quack(op: str) -> Call:
-    if op not in ("softmax", "softmax_backward"):
+    if not has("quack", op):
         raise Refusal(f"quack has no {op}")
     quack = import_module("quack.softmax")
     if op == "softmax":
@@ -135,7 +153,7 @@ def _quack(op: str) -> Call:
 
 
 def _liger(op: str) -> Call:
-    if op not in ("softmax", "softmax_backward"):
+    if not has("liger", op):
         raise Refusal(f"liger has no {op}")
     liger = import_module("liger_kernel.ops.softmax")
     if op == "softmax":
@@ -151,7 +169,7 @@ def _liger(op: str) -> Call:
 
 def _tutorial(op: str) -> Call:
     """Triton's tutorial written anew (tutorial.py), of which there is a softmax."""
-    if op != "softmax":
+    if not has("tutorial", op):
         raise Refusal(f"the tutorial has no {op}")
     call: Call = import_module("online_softmax.lab.tutorial").softmax
     return call

@@ -1,7 +1,8 @@
-"""Cells that fit a CPU: what each will take, from one call of a small one; the default grid's are
-made smaller until a run ends in its seconds, and one that was asked for is not begun past them.
+"""What cells will take on a CPU, and which are not begun: by calls of small ones of their kind.
 
-A cell's work is its products, or its bytes where it has none; time goes with it.
+The default grid's sizes are fixed, so that runs can be compared, and so small that what each takes
+beside its rounds is about the same. Of cells that were asked for, one that would end past the run's
+seconds is not begun. Time goes with a cell's work: its products, or its bytes where it has none.
 """
 
 from __future__ import annotations
@@ -9,26 +10,44 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from online_softmax.lab import benchrun, buffersets, contenders, fusedcells, linear, linearcells
+from online_softmax.lab import (
+    benchrun,
+    buffersets,
+    contenders,
+    fusedcells,
+    linear,
+    linearcells,
+    opbench,
+    opjudge,
+    rotation,
+)
 from online_softmax.lab.benchask import Asked
 from online_softmax.lab.benchclock import Setting
 from online_softmax.lab.benchfile import Log
+from online_softmax.lab.contender import Contender
+from online_softmax.lab.cpuclock import FEWEST_ROUNDS
 from online_softmax.lab.fusedsizes import LINEAR, MERGE, parsed, written
 from online_softmax.lab.grid import Cell
 from online_softmax.lab.inputs import BadInput
-from online_softmax.lab.rotation import bound
+from online_softmax.lab.rotation import Overwrites, Rotation, bound
 
-PILOT_WORK = 2**21  # of the small cell: a call of a millisecond or so
+# Of the small cell, bytes and products: a call of about ten milliseconds. A shorter one says more
+# of what a call costs at all, and of who else has the processor.
+PILOT_BYTES, PILOT_FLOPS = 2**24, 2**28
+# Of a linear layer's loss, whose contenders cut small ones into pieces that say nothing of large
+# ones: two seconds of all contenders.
+PILOT_LINEAR = 2**31
+PILOT_CALLS = 3  # of which the least counts
 LEAST_ROWS, LEAST_KEYS = 1, 64  # below which a cell is made no smaller
-# Calls of a contender in a cell: judged, warmed up, estimated, three rounds, the figure beside
-# them; and the judge, which takes float64, as two more.
-CALLS = 9
-ROUNDS_S = 0.2  # of a contender whose calls are short: the clock's three rounds are filled
+# Calls of a contender in a cell at the least: judged, warmed up, and the rounds.
+CALLS = 2 + FEWEST_ROUNDS
+BESIDE_S = 0.6  # of a small cell beside its rounds: buffers filled, results judged
 COMPILE_S = 7.0  # a cell's for torch.compile, on two cores
 RIVALS = ("torch",)  # who is called beside ours on the small cell
 
-Price = Callable[[Cell], float]  # seconds that a cell will take
+Price = Callable[[Cell], float]  # seconds that a cell takes at the least
 
 
 def work(cell: Cell) -> int:
@@ -38,12 +57,13 @@ def work(cell: Cell) -> int:
 
 def smaller(cell: Cell) -> Cell | None:
     """A cell with half the work, or a quarter where only a length is left; None: it is the least.
+    Of a linear layer's loss tokens and classes stay alike: a product of one row is of another kind.
 
     >>> smaller(Cell("softmax", "float32", 1024, 1024)).text
     'softmax float32 512 x 1024'
     """
     if not cell.is_fused or cell.op in (MERGE, LINEAR):
-        if cell.rows > LEAST_ROWS:
+        if cell.rows > (max(cell.cols // 2, LEAST_ROWS) if cell.op == LINEAR else LEAST_ROWS):
             return replace(cell, rows=cell.rows // 2)
         return replace(cell, cols=cell.cols // 2) if cell.cols > LEAST_KEYS else None
     sizes, rows, cols = parsed(cell.sizes), cell.rows, cell.cols
@@ -62,9 +82,11 @@ def smaller(cell: Cell) -> Cell | None:
     return replace(cell, rows=rows, cols=cols, sizes=written(**sizes | less))
 
 
-def _small(cell: Cell) -> Cell:
-    """The pilot of a cell: of its kind, with little work."""
-    while work(cell) > PILOT_WORK:
+def small(cell: Cell) -> Cell:
+    """The pilot of a cell: of its kind, with little work; the cell where it has no more."""
+    most = PILOT_FLOPS if cell.flops else PILOT_BYTES
+    most = PILOT_LINEAR if cell.op == LINEAR else most
+    while work(cell) > most:
         less = smaller(cell)
         if less is None:
             break
@@ -72,102 +94,140 @@ def _small(cell: Cell) -> Cell:
     return cell
 
 
+# ---- what a cell takes
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Seconds of an operation and type: of one call of each contender and of filling a set, a unit
+    of work; of judging all of them, a unit of the work that is judged."""
+
+    calls: float
+    judging: float = 0.0
+    filling: float = 0.0
+
+
 @dataclass(frozen=True)
 class Rates:
-    """What calls of one operation and type take together: seconds a unit of work."""
+    """What is known of each operation and type, and how cells are run."""
 
-    seconds: dict[tuple[str, str], float]
-    names: dict[str, int]  # contenders of an operation
+    known: dict[tuple[str, str], Rate]
+    l2_bytes: int
     is_compiling: bool = False
     repeat: int = 1  # times that a cell is measured
 
-    def calls(self, cell: Cell) -> float:
-        """Seconds that a cell's calls will take, of an operation that was tried."""
-        calls = self.seconds[cell.op, cell.dtype] * work(cell) * CALLS
-        return self.repeat * max(calls, ROUNDS_S * self.names[cell.op])
-
     def price(self, cell: Cell) -> float:
-        """Seconds that the cell will take."""
-        return self.calls(cell) + (COMPILE_S if self.is_compiling else 0.0)
+        """Seconds that the cell takes at the least, of an operation that was tried."""
+        rate = self.known[cell.op, cell.dtype]
+        spent = rate.calls * work(cell)
+        if cell.op != LINEAR:  # whose rate is of everything
+            sets, _ = rotation.set_count(cell.ideal_bytes, self.l2_bytes)
+            spent = spent * CALLS + rate.judging * _judged(cell) + rate.filling * sets * work(cell)
+        return self.repeat * (BESIDE_S + spent) + (COMPILE_S if self.is_compiling else 0.0)
+
+
+def _judged(cell: Cell) -> float:
+    """The part of a cell's work that is compared with float64."""
+    rows = fusedcells.checked_rows(cell) if cell.is_fused else opbench.checked_rows(cell)
+    return work(cell) * rows / cell.rows
 
 
 def rates(
     cells: Iterable[Cell], setting: Setting, rivals: Sequence[str] = (), repeat: int = 1
 ) -> Rates:
-    """Call ours and torch's once on a small cell of each operation and type."""
-    seconds: dict[tuple[str, str], float] = {}
-    names: dict[str, int] = {}
+    """Try ours and torch's on a small cell of each operation and type."""
+    known: dict[tuple[str, str], Rate] = {}
     for cell in cells:
-        if (cell.op, cell.dtype) not in seconds:
-            small = _small(cell)
-            spent = _linear_seconds(small, setting) if cell.op == LINEAR else _once(small, setting)
-            seconds[cell.op, cell.dtype] = sum(spent) / work(small)
-            names[cell.op] = len(spent)
-    return Rates(seconds, names, "compile" in rivals, repeat)
+        if (cell.op, cell.dtype) not in known:
+            pilot = _linear_rate if cell.op == LINEAR else _rate
+            known[cell.op, cell.dtype] = pilot(small(cell), setting)
+    return Rates(known, setting.l2_bytes, "compile" in rivals, repeat)
 
 
-def _once(cell: Cell, setting: Setting) -> list[float]:
-    """Seconds of one call of each, the first left out. Who refuses or fails takes none."""
+def _rate(cell: Cell, setting: Setting) -> Rate:
+    """Of a small cell, by its contenders' calls. Who refuses or fails takes none."""
     few = replace(setting, l2_bytes=1)  # two sets: nothing of the time depends on a cold cache
     make = fusedcells.buffers if cell.is_fused else buffersets.buffers
-    tensors, found = make(cell, few).sets[0], []
+    make(cell, few)  # takes the memory that the next fills
+    sets, filled_s = _timed(lambda: make(cell, few))
+    calls_s = judging_s = 0.0
     for line in contenders.contenders(cell, RIVALS):
         try:
-            call = line.make()
-            bound(call, tensors)()
-            run = bound(call, tensors)
-            begun = time.perf_counter()
-            run()
-            found.append(time.perf_counter() - begun)
+            spent = _contender(line, cell, sets)
         except Exception:  # noqa: BLE001  its row will say why
             continue
-    return found
+        calls_s, judging_s = calls_s + spent[0], judging_s + spent[1]
+    filling = filled_s / len(sets.sets) / work(cell)
+    return Rate(calls_s / work(cell), judging_s / _judged(cell), filling)
 
 
-def _linear_seconds(cell: Cell, setting: Setting) -> list[float]:
-    names = [line.name for line in linearcells.contenders(cell, RIVALS)]
-    made = linear.measure(linearcells.work_of(cell), setting.device, 1, names=names)
-    found = [entry.get("median_us") for entry in made["entries"]]
-    return [us / 1e6 for us in found if us]
+def _contender(line: Contender, cell: Cell, sets: Rotation) -> tuple[float, float]:
+    """Seconds of a call, and of judging what it gave."""
+    call, tensors = line.make(), sets.sets[0]
+    if isinstance(call, Overwrites):
+        sets.keep()
+    bound(call, tensors)()
+    call_s = min(_timed(bound(call, tensors))[1] for _ in range(PILOT_CALLS))
+    if line.kind == "ceiling":
+        return call_s, 0.0
+    x = sets.kept[0] if sets.kept else None
+    sets.restore()
+    _, both_s = _timed(lambda: opbench.judged(call, cell, tensors, opjudge.OUR_ULPS, x=x))
+    sets.restore()
+    return call_s, max(both_s - call_s, 0.0)
+
+
+def _timed(run: Callable[[], Any]) -> tuple[Any, float]:
+    """What a call gave, and its seconds."""
+    begun = time.perf_counter()
+    made = run()
+    return made, time.perf_counter() - begun
+
+
+def _linear_rate(cell: Cell, setting: Setting) -> Rate:
+    """Of everything that a small cell takes, with the fewest rounds."""
+    given, names = linearcells.work_of(cell), [x.name for x in linearcells.contenders(cell, RIVALS)]
+    rounds = FEWEST_ROUNDS - 1  # and the call before them
+
+    def run(size: linear.Work) -> Any:
+        return linear.measure(size, setting.device, rounds, names=names)
+
+    run(replace(given, tokens=8, features=8, classes=16))  # what is only made the first time
+    return Rate(_timed(lambda: run(given))[1] / work(cell))
 
 
 # ---- what follows from it
 
 
-def chosen(asked: Asked, setting: Setting, log: Log) -> tuple[list[Cell], Price, str]:
-    """The cells to measure of those asked for that a log does not have, what each will take, and a
-    line that says so; "" where there is nothing to say.
+@dataclass(frozen=True)
+class Fit:
+    """The cells of a run, and how it gives them its seconds."""
+
+    cells: Sequence[Cell]
+    price: Price | None = None
+    share: Callable[[float], float] | None = None  # benchrun.Outlet.share
+    said: str = ""  # a line that says what follows; "": nothing to say
+
+
+def chosen(asked: Asked, setting: Setting, log: Log) -> Fit:
+    """The cells to measure of those asked for that a log does not have, and what each will take.
 
     Raises:
         BadInput: each would take longer than the whole run may.
     """
     todo = benchrun.missing(asked.cells, log, asked.values)
+    grant = setting.grant
+    given = (lambda s: grant(s / asked.repeat) * asked.repeat) if grant else None
+    if asked.is_default:
+        beside = asked.repeat * BESIDE_S + (COMPILE_S if "compile" in asked.rivals else 0.0)
+        said = ""
+        if todo:
+            took = benchrun.together([beside] * len(todo), asked.seconds, given)
+            said = f"the grid cpu has fixed sizes; about {took:.0f} s of at most "
+            said += f"{asked.seconds:.0f} s (--seconds)"
+        return Fit(todo, lambda cell: beside, given, said)
     known = rates(todo, setting, asked.rivals, asked.repeat)
-    if not (asked.is_default and todo):
-        return todo, known.price, too_long(todo, known, asked.seconds)
-    cells = fitted(todo, known, asked.seconds)
-    return cells, known.price, said(todo, cells, known, asked.seconds)
-
-
-def fitted(cells: Sequence[Cell], rates: Rates, seconds: float) -> list[Cell]:
-    """Cells whose calls take no more than their share of the seconds, each cell once."""
-    share, found = seconds / max(len(cells), 1), []
-    for cell in cells:
-        while rates.calls(cell) > share and (less := smaller(cell)):
-            cell = less
-        found.append(cell)
-    return list(dict.fromkeys(found))
-
-
-def said(asked: Sequence[Cell], cells: Sequence[Cell], rates: Rates, seconds: float) -> str:
-    """One line of a default grid: how long the run will take, and what was made smaller for it."""
-    less = len(set(asked) - set(cells))
-    sizes = f"{less} of {len(asked)} were made smaller" if less else "all as in the grid cpu"
-    took = sum(map(rates.price, cells))
-    return (
-        f"sizes fit this machine: {sizes}; about {took:.0f} s, begun within {seconds:.0f} s "
-        "(--seconds)"
-    )
+    return Fit(todo, known.price, given, too_long(todo, known, asked.seconds))
 
 
 def too_long(cells: Sequence[Cell], rates: Rates, seconds: float) -> str:

@@ -2,14 +2,16 @@
 
 A time that beats what memory or the tensor cores allow is the time of something else: of a launch
 that nobody waited for, of a cache that the call before had filled, of work left out. It is kept, is
-marked wherever it is shown, and no comparison counts it.
+marked wherever it is shown, and no comparison counts it. A time of a CPU whose rounds are far apart
+is marked too, and counts: the least of them is the best that is known.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import TYPE_CHECKING
 
 from online_softmax.lab import clocks
@@ -22,6 +24,11 @@ CEILING_TIMES = 1.05
 # Of the datasheet's bandwidth, for tensors that stay in the L2: no L2 is so many times as fast.
 L2_TIMES = 5.0
 MARK = "!"  # behind a time that is doubted
+HOST = "host"  # the clock of a CPU, as an entry names it
+APART_MARK = "~"  # behind a time of a CPU whose rounds are far apart
+# The middle round's least call over the least of all: where it is more, most rounds never had the
+# processor for themselves.
+APART_TIMES = 1.2
 # Dense products on the tensor cores by the datasheet, in TFLOP/s of 16-bit types, of the cards of
 # which it was looked up (SXM modules; NVIDIA's data sheets of A100, H100, H200).
 PEAK_TFLOPS = {"H200": 989.5, "H100": 989.5, "A100": 312.0}
@@ -36,6 +43,7 @@ class Limits:
     gbs_of: str = ""  # whose figure that is
     tflops: dict[str, float] = field(default_factory=dict)  # by type
     ceiling_times: float | None = None  # more than so much of the measured ceiling is doubted
+    is_host: bool = False  # of a CPU: products too are held to the ceiling
 
 
 def of_card(name: str, gbs: float | None, gbs_of: str) -> Limits:
@@ -73,8 +81,10 @@ def why(entry: Entry, row: Row, limits: Limits) -> str:
             "were left out, or nothing waited for it"
         )
     ceiling = row.entry("ceiling")
-    # Products as one matrix product are of another shape: what beats them is no wonder.
-    if entry.kind == "ceiling" or row.flops or not limits.ceiling_times or not ceiling:
+    if entry.kind == "ceiling" or not limits.ceiling_times or not ceiling:
+        return ""
+    # Products as one matrix product are of another shape: on a GPU what beats them is no wonder.
+    if row.flops and not limits.is_host:
         return ""
     if not ceiling.median_us or ceiling.clock != entry.clock:
         return ""
@@ -82,6 +92,20 @@ def why(entry: Entry, row: Row, limits: Limits) -> str:
     if share <= limits.ceiling_times:
         return ""
     return f"it takes {1 / share:.2f} times what the ceiling takes beside it, which it cannot"
+
+
+def apart(rounds_us: Sequence[float]) -> float:
+    """How many times the least round the middle one is.
+
+    >>> apart([2.0, 3.0, 5.0]), apart([])
+    (1.5, 1.0)
+    """
+    return median(rounds_us) / min(rounds_us) if rounds_us and min(rounds_us) > 0 else 1.0
+
+
+def is_apart(clock: str, rounds_us: Sequence[float]) -> bool:
+    """Whether a time of a CPU is of rounds that are far apart."""
+    return clock == HOST and apart(rounds_us) > APART_TIMES
 
 
 def marked(row: Row, limits: Limits) -> Row:

@@ -128,7 +128,7 @@ def grid(op: str, name: str) -> list[Triple]:
             "big": [_linear(*sizes) for sizes in LINEAR_SIZES],
             "odd": [_linear(8192, 4096, 50257)],
             "small": [_linear(*sizes) for sizes in SMALL_LINEAR],
-            "cpu": [_linear(128, 128, 4096)],
+            "cpu": [_linear(256, 256, 4096)],
         }
     found["all"] = [*found["big"], *found["odd"], *found["small"]]
     return list(dict.fromkeys(found[name]))

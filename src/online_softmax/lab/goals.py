@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from online_softmax.lab.benchfile import Entry, Row
+from online_softmax.lab.doubts import HOST
 from online_softmax.lab.grid import ITEM_BYTES, Cell
 from online_softmax.plan import VECTOR_BYTES
 
@@ -145,11 +146,16 @@ def slower(rows: Sequence[Row]) -> list[Beside]:
     return [each for each in found if each and each.is_slower]
 
 
+def is_held(row: Row) -> bool:
+    """Whether goals are of this row: they are of GPUs."""
+    return not any(entry.clock == HOST for entry in row.entries)
+
+
 def below_goal(rows: Sequence[Row]) -> list[tuple[Row, float, float]]:
     """The cells below their goal: share reached, share wanted."""
     found = []
     for row in rows:
-        share, wanted = of_ceiling(row), goal(row.cell)
+        share, wanted = of_ceiling(row), goal(row.cell) if is_held(row) else None
         if share is not None and wanted is not None and share < wanted:
             found.append((row, share, wanted))
     return found

@@ -25,13 +25,14 @@ from online_softmax.lab import gradients
 from online_softmax.lab.benchfile import Log
 from online_softmax.lab.refusal import Refusal, one_line
 
-ROUNDS = 5
+ROUNDS, SEED = 5, 1
 TURN_S, TURN_CALLS = 0.3, 4  # a contender's turn on a GPU: so long, and so many calls at least
-SEED = 1
 CHUNK = 2**26  # float64 elements of logits, or of a gradient, at a time
 EXACT = 1e-5  # a gradient's error that float32 arithmetic may have
 OUR_EPS, RIVAL_EPS = 1, 16  # and units of rounding of the type: ours, a rival
 Loss = Callable[[Tensor, Tensor, Tensor], Any]  # of input, weight and target; a number
+Calls = dict[str, Callable[[], Any]]
+Times = dict[str, list[float]]
 Line = dict[str, Any]
 Grads = tuple[Tensor, ...]  # by the input and by the weight
 
@@ -240,18 +241,19 @@ def measure(
     work: Work,
     device: torch.device,
     rounds: int = ROUNDS,
-    clock: Callable[[Callable[[], Any], torch.device], float] = settled_us,
+    clock: Callable[..., float] = settled_us,
     say: Callable[[str], None] = lambda text: None,
     names: Iterable[str] | None = None,
     failed: Callable[[str, Exception], None] = lambda name, error: None,
+    timed: Callable[[Calls], Times] | None = None,
 ) -> Line:
-    """Check and time contenders, all unless some are named, on one size, as a line to keep. Who
-    raises is told to `failed`, which may raise in turn, and has no time."""
+    """Check and time contenders, all or those named, as a line to keep. Who raises is told to
+    `failed`, which may raise too. Of rounds that `timed` gives, as on a CPU, the least counts."""
     given = inputs(work, device)
     say("float64")
     wanted = exact(*given)
     entries: dict[str, Line] = {}
-    calls: dict[str, Callable[[], Any]] = {}
+    calls: Calls = {}
     for name in CONTENDERS if names is None else names:
         say(name)
         entries[name] = {"name": name, "why": ""}
@@ -267,19 +269,25 @@ def measure(
             calls[name] = _step(loss, *given)
     del wanted
     calls |= products(*given[:2])
-    spent: dict[str, list[float]] = {name: [] for name in calls}
     say("rounds")
+    spent = timed(calls) if timed else _rounds(calls, device, rounds, clock)
+    for name, us in spent.items():
+        entries.setdefault(name, {"name": name, "why": ""})
+        entries[name] |= {"median_us": min(us) if timed else median(us), "rounds_us": us}
+    return {"kind": "linear", **asdict(work), "device": device.type, "entries": [*entries.values()]}
+
+
+def _rounds(calls: Calls, device: torch.device, rounds: int, clock: Callable[..., float]) -> Times:
+    """So many times of each, in turn; who is first changes."""
+    spent: Times = {name: [] for name in calls}
     for call in calls.values():
         clock(call, device)  # each once more: what the others left of the allocator is settled
     turns = [*calls]
-    for round_number in range(rounds):
-        first = round_number % len(turns)
-        for name in turns[first:] + turns[:first]:
+    for _ in range(rounds):
+        for name in turns:
             spent[name].append(clock(calls[name], device))
-    for name, us in spent.items():
-        entries.setdefault(name, {"name": name, "why": ""})
-        entries[name] |= {"median_us": median(us), "rounds_us": us}
-    return {"kind": "linear", **asdict(work), "device": device.type, "entries": [*entries.values()]}
+        turns = turns[1:] + turns[:1]
+    return spent
 
 
 def _step(loss: Loss, x: Tensor, weight: Tensor, target: Tensor) -> Callable[[], Grads]:

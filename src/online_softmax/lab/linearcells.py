@@ -5,11 +5,12 @@ Its lines are of a kind of their own ("linear"), since memory and three errors s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 from online_softmax.lab import clocks, linear, opbench
-from online_softmax.lab.benchclock import Setting
+from online_softmax.lab.benchclock import Setting, Turns
 from online_softmax.lab.benchfile import Log
 from online_softmax.lab.contender import Contender
 from online_softmax.lab.fusedsizes import parsed
@@ -59,12 +60,27 @@ def measure(
 
     before = setting.watch()
     rounds = linear.ROUNDS * repeat
-    found = linear.measure(work, setting.device, rounds, names=names, failed=failed)
+    found = linear.measure(
+        work, setting.device, rounds, names=names, failed=failed, timed=_repeated(setting, repeat)
+    )
     found |= {"repeats": repeat, "clocks": clocks.between(before, setting.watch())}
     peak = setting.limits.tflops.get(cell.dtype)
     for entry in found["entries"]:
         _judge(entry, cell, peak)
     return found
+
+
+def _repeated(setting: Setting, repeat: int) -> Turns | None:
+    """A CPU's rounds, so many times."""
+    turns = setting.turns
+    if turns is None:
+        return None
+
+    def timed(calls: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
+        every = [turns(calls) for _ in range(repeat)]
+        return {name: [us for found in every for us in found[name]] for name in calls}
+
+    return timed
 
 
 def _size(work: Work, setting: Setting) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from online_softmax.lab import goals
+from online_softmax.lab import doubts, goals
 from online_softmax.lab.linear import Work
 
 PRODUCTS = ("three products", "four products")
@@ -26,22 +26,43 @@ def _gigabytes(name: str, memory: int | None) -> str:
     return f"{memory / 1e9:.2f}" + (f" (over {most / 1e9:g})" if memory >= most else "")
 
 
-def _over(entry: Line, products_us: float | None, which: str) -> str:
-    """Time over that of products; the same."""
+def is_apart(line: Line, entry: Line) -> bool:
+    """Whether an entry's rounds are far apart, on a CPU."""
+    clock = doubts.HOST if line["device"] == "cpu" else ""
+    return doubts.is_apart(clock, entry.get("rounds_us") or ())
+
+
+def is_beaten(line: Line, entry: Line) -> bool:
+    """Whether a CPU's time beats the fewest products that there are, taken alone: three."""
+    alone = next((e.get("median_us") for e in line["entries"] if e["name"] == PRODUCTS[0]), None)
+    us = entry.get("median_us")
+    if line["device"] != "cpu" or entry["name"] in PRODUCTS or not (us and alone):
+        return False
+    return bool(alone > doubts.CEILING_TIMES * us)
+
+
+def _marks(line: Line, entry: Line) -> str:
+    found = doubts.MARK if is_beaten(line, entry) else ""
+    return found + (doubts.APART_MARK if is_apart(line, entry) else "")
+
+
+def _over(entry: Line, products_us: float | None, which: str, is_held: bool) -> str:
+    """Time over that of products; the same, on a GPU, whose goal it is."""
     us = entry.get("median_us")
     if not us or not products_us:
         return "—"
     ratio = us / products_us
-    is_held = goals.LINEAR.get(entry["name"], (0.0, ""))[1] == which
+    is_held = is_held and goals.LINEAR.get(entry["name"], (0.0, ""))[1] == which
     late = is_held and ratio > goals.LINEAR_OF_PRODUCTS
     return f"{ratio:.2f}" + (f" (over {goals.LINEAR_OF_PRODUCTS:g})" if late else "")
 
 
-def _row(entry: Line, products_us: dict[str, float | None]) -> tuple[str, ...]:
+def _row(line: Line, entry: Line, products_us: dict[str, float | None]) -> tuple[str, ...]:
+    is_held = line["device"] != "cpu"
     us, errors = entry.get("median_us"), (entry.get(name) for name in ERRORS)
     return (
-        entry["name"], f"{us / 1000:.2f}" if us else "—",
-        *(_over(entry, products_us.get(name), name) for name in PRODUCTS),
+        entry["name"], f"{us / 1000:.2f}{_marks(line, entry)}" if us else "—",
+        *(_over(entry, products_us.get(name), name, is_held) for name in PRODUCTS),
         _gigabytes(entry["name"], entry.get("memory_bytes")),
         *("—" if each is None else f"{each:.1e}" for each in errors),
     )  # fmt: skip
@@ -55,7 +76,7 @@ def tables(lines: Iterable[Line]) -> list[Shown]:
     for size, line in latest.items():
         entries = line["entries"]
         us = {each["name"]: each.get("median_us") for each in entries}
-        timed = tuple(_row(each, us) for each in entries if not each["why"])
+        timed = tuple(_row(line, each, us) for each in entries if not each["why"])
         refused = tuple((each["name"], each["why"]) for each in entries if each["why"])
         where = "" if line["device"] == "cuda" else f", {line['device']}"
         found.append((f"{Work(*size).text}{where}", HEAD, timed, 1))

@@ -22,6 +22,7 @@ from online_softmax.lab.grid import TOP_K
 from online_softmax.lab.refusal import Refusal
 from online_softmax.lab.rotation import Call, Overwrites
 
+LACK = {"token_stats": ("quack", "liger")}  # who does not have an operation
 Loss = Callable[[Tensor, Tensor], Any]  # of logits and target, a 0-dim tensor
 
 
@@ -140,8 +141,8 @@ def _compile(op: str) -> Call:
 
 def _quack(op: str) -> Call:
     """Its gradient is made in the backward, out of place: its default."""
-    if op == "token_stats":
-        raise Refusal("quack has no token_stats")
+    if "quack" in LACK.get(op, ()):
+        raise Refusal(f"quack has no {op}")
     quack = import_module("quack.cross_entropy").cross_entropy
     return _call(op, lambda x, target: quack(x, target, reduction="mean"))
 
@@ -149,8 +150,8 @@ def _quack(op: str) -> Call:
 def _liger(op: str) -> Call:
     """Where a gradient is wanted it is made in the forward and overwrites the logits: they are
     given back from a copy before each call, outside of what is timed."""
-    if op == "token_stats":
-        raise Refusal("liger has no token_stats")
+    if "liger" in LACK.get(op, ()):
+        raise Refusal(f"liger has no {op}")
     liger = import_module("liger_kernel.transformers.functional").liger_cross_entropy
     call = _call(op, lambda x, target: liger(x, target, reduction="mean"))
     return call if op == "cross_entropy" else Overwrites(call)

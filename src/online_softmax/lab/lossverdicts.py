@@ -1,5 +1,6 @@
 """What the losses' cells are held to beside the ceiling, as tables: the gradient made in the
-forward beside a rival's two kernels, token_stats beside the forward of cross_entropy."""
+forward beside a rival's two kernels, token_stats beside the forward of cross_entropy. A CPU's cells
+are held to neither."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ def in_forward_table(rows: Sequence[Row]) -> Table:
     """Loss and gradient, the gradient made in the forward: apart from the logits, and in them."""
     rival, lines = goals.IN_FORWARD_RIVAL, []
     for row in rows:
-        if row.op != "cross_entropy_in_forward":
+        if row.op != "cross_entropy_in_forward" or not goals.is_held(row):
             continue
         ours, theirs = row.entry("ours"), row.entry(rival)
         ratio = goals.times(ours, theirs)
@@ -42,7 +43,7 @@ def stats_table(rows: Sequence[Row]) -> Table:
     lines = []
     for row in rows:
         loss = forward.get((row.dtype, row.rows, row.cols, row.values))
-        if row.op != "token_stats" or loss is None:
+        if row.op != "token_stats" or loss is None or not goals.is_held(row):
             continue
         ours = row.entry("ours")
         ratio = goals.times(loss, ours)

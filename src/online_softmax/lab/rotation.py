@@ -164,7 +164,11 @@ class Rotation:
 
     def restore_first(self) -> None:
         """The first set's alone."""
-        self.sets[0][0].copy_(self.kept[0])
+        self.restore_one(0)
+
+    def restore_one(self, place: int) -> None:
+        """One set's alone."""
+        self.sets[place][0].copy_(self.kept[place])
 
     def capture(self, call: Call, recorder: Recorder | None = None) -> Graph:
         """A graph of calls over all buffers, at least GRAPH_US long; of a call that overwrites its

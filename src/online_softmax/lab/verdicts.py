@@ -14,12 +14,12 @@ BESIDE_HEAD = ("cell", "fastest rival", "µs", "its µs", "times as fast", "spre
 
 
 def means_table(rows: Sequence[Row]) -> Table:
-    """Geometric means over the main cells, the goal in brackets."""
+    """Geometric means over the main cells, of a GPU with the goal in brackets."""
     main = [row for row in rows if row.cell.is_main and row.values == "normal"]
-    rivals = benchtable.rivals(main)
+    rivals, is_held = benchtable.rivals(main), all(map(goals.is_held, main))
     lines = []
     for (op, dtype), group in benchtable.groups(main).items():
-        wanted = goals.MEANS.get((op, goals.ITEM_BYTES[dtype]), {})
+        wanted = goals.MEANS.get((op, goals.ITEM_BYTES[dtype]), {}) if is_held else {}
         line = [f"{op} {dtype}", str(len(group))]
         line.append(benchtable.share(goals.geometric_mean(map(goals.of_ceiling, group))))
         for name in rivals:
@@ -27,7 +27,8 @@ def means_table(rows: Sequence[Row]) -> Table:
             least = f" ({wanted[name]:g})" if name in wanted and mean is not None else ""
             line.append(benchtable.times(mean) + least)
         lines.append(tuple(line))
-    head = ("operation", "cells", "of ceiling", *(f"x {name} (goal)" for name in rivals))
+    said = " (goal)" if is_held else ""
+    head = ("operation", "cells", "of ceiling", *(f"x {name}{said}" for name in rivals))
     return Table("Geometric means over the main cells", head, tuple(lines))
 
 
