@@ -81,6 +81,20 @@ def test_production_is_the_planners_choice(whole: Run):
     assert [(r.name, r.kernel, r.ok) for r in alone] == [("production", "split", True)]
 
 
+@on_cpu
+def test_the_last_line_says_which_architecture_and_why(whole: Run):
+    page = " ".join(printed(whole, 160).split())
+    assert (
+        "production is what softmax would run on a GPU; without one it is chosen for sm_80, the "
+        "first of sm_80 and sm_90a (--arch names others): registers: a block a row, 64 threads"
+    ) in page
+    header = dataclasses.replace(whole.header, arches=("sm_90a",))
+    page = " ".join(printed(Run(header, whole.results), 160).split())
+    assert "chosen for sm_90a, which was asked for (--arch" in page
+    header = dataclasses.replace(header, device="NVIDIA H200")
+    assert "production here is registers: " in printed(Run(header, whole.results), 160)
+
+
 # ---- registers
 
 
