@@ -176,18 +176,14 @@ def test_the_report_leads_back_to_the_site():
 
 
 def test_a_translated_reference_has_the_examples_alone():
-    text = "# a\n\n::: online_softmax.softmax\n    options:\n      heading_level: 3\n\n## b\n"
+    text = "::: online_softmax.softmax\n    options:\n      heading_level: 3\n\n## b\n"
     found = assemble.OBJECT.sub(assemble.with_examples, text)
-    assert found.startswith(
-        "# a\n\n::: online_softmax.softmax\n    options:\n      heading_level: 3\n"
-    )
-    assert "      show_docstring_description: false\n" in found
+    assert found.startswith(text.partition("\n\n")[0] + "\n      show_root_heading: false\n")
     assert found.endswith("      members: []\n\n## b\n")
-    assert "show_docstring_examples" not in found
-    page = types.SimpleNamespace(file=types.SimpleNamespace(dest_uri="zh/reference/rows.html"))
-    assert assemble.on_post_page("<b>Examples:</b>", page) == "<b>例子：</b>"
-    page.file.dest_uri = "reference/rows.html"
-    assert assemble.on_post_page("<b>Examples:</b>", page) == "<b>Examples:</b>"
+    assert "_examples" not in found
+    for uri, word in (("zh/reference/rows.html", "例子："), ("reference/rows.html", "Examples:")):
+        page = types.SimpleNamespace(file=types.SimpleNamespace(dest_uri=uri))
+        assert assemble.on_post_page("<b>Examples:</b>", page) == f"<b>{word}</b>"
 
 
 def test_what_is_shut_is_markdown_too():
