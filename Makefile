@@ -95,7 +95,7 @@ docs: $(SETUP) $(TORCH) ## the documentation site, into build/site; anything ami
 	@rm -f build/site.built && touch build/site.begun
 	$(RUN) -m mkdocs build $(ARGS)
 	@mv build/site.begun build/site.built # tests take this build, if nothing is newer
-	@echo "build/site/index.html opens in a browser; make docs-serve serves it, with its search."
+	@echo "build/site/index.html opens in a browser, its search too; make docs-serve serves it."
 
 docs-serve: export NO_MKDOCS_2_WARNING = 1
 docs-serve: $(SETUP) $(TORCH) ## the site at http://127.0.0.1:8000, made anew when a page changes

@@ -122,6 +122,14 @@ def test_a_chinese_page_is_chinese(page: Path):
         assert not unclosed(paragraph), paragraph
 
 
+def test_a_kernel_has_one_name():
+    """`kernel`, as in code and most of what is written about it, and no translation beside it."""
+    pages = [*ROOT.glob("*.zh.md"), *(ROOT / "docs").rglob("*.zh.md"), ROOT / "mkdocs.yml"]
+    assert len(pages) > 20
+    for page in pages:
+        assert not re.search("核函数|内核", page.read_text(encoding="utf-8")), page
+
+
 def unclosed(line: str) -> list[str]:
     """Bold words that Markdown leaves as asterisks: a sign inside `**` and a letter outside."""
     parts = line.split("**")

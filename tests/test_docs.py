@@ -175,6 +175,17 @@ def test_the_report_leads_back_to_the_site():
     assert assemble.HOME_MARK not in found
 
 
+def test_a_translated_reference_has_the_examples_alone():
+    text = "::: online_softmax.softmax\n    options:\n      heading_level: 3\n\n## b\n"
+    found = assemble.OBJECT.sub(assemble.with_examples, text)
+    assert found.startswith(text.partition("\n\n")[0] + "\n      show_root_heading: false\n")
+    assert found.endswith("      members: []\n\n## b\n")
+    assert "_examples" not in found
+    for uri, word in (("zh/reference/rows.html", "例子："), ("reference/rows.html", "Examples:")):
+        page = types.SimpleNamespace(file=types.SimpleNamespace(dest_uri=uri))
+        assert assemble.on_post_page("<b>Examples:</b>", page) == f"<b>{word}</b>"
+
+
 def test_what_is_shut_is_markdown_too():
     text = "<details>\n<summary>a</summary>\n\n| a |\n| --- |\n\n</details>\n```\n<details>\n```"
     assert assemble.with_details(text) == text.replace("<details>", '<details markdown="1">', 1)
@@ -247,10 +258,25 @@ def served(folder: Path) -> Iterator[str]:
         server.shutdown()
 
 
+def searched_as_files(folder: Path) -> None:
+    """Pages opened from the disk, without a server: found through in both languages."""
+    for name, words, heading in (("zh/guide", "合并状态", "解码"), ("index", "ragged", "Limits")):
+        with open_page(folder / f"{name}.html") as page:
+            search = page.locator("input.md-search__input")
+            search.click()
+            search.fill(words)
+            search.press("End")  # the theme waits for a key
+            page.locator(".md-search-result__link", has_text=heading).first.wait_for()
+
+
 def test_the_site_stands_alone_and_is_found_through(tmp_path: Path):
     """Built strictly; no error in the console, no request elsewhere, no page wider than a phone."""
     pytest.importorskip("mkdocs", reason="mkdocs is missing: the extra docs brings it")
-    with served(site(tmp_path)) as base:
+    folder = site(tmp_path)
+    searched_as_files(folder)
+    for page in (folder / "zh" / "reference").glob("*.html"):
+        assert not re.search(r"Raises:|Returns:|Args:|Examples:", page.read_text()), page
+    with served(folder) as base:
         pages = ("index", "lessons/index", "reference/rows", "performance", "zh/guide")
         for page in pages:
             with open_page(f"{base}/{page}.html", 390, "dark", origin=base) as shown:

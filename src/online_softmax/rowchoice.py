@@ -73,7 +73,8 @@ def mechanism(row: Row, op: str, problem: Problem) -> Row:
         return row
     items = problem.rows * row.parts
     refusals = reasons("streamed", op, problem)
-    if items >= STREAMED_ITEMS * sms and not refusals:
+    enough = STREAMED_ITEMS * sms
+    if items >= enough and not refusals:
         return row
-    why = f"{items} parts in all are few for {sms} multiprocessors: parts of rows, two kernels"
+    why = f"two kernels, a block for each of {items} parts of rows: streamed wants {enough} or more"
     return replace(row, kernel="split", why=refusals[0] if refusals else why)

@@ -48,8 +48,7 @@ WORDS = {
     "torch.softmax under torch.compile": "torch.compile 编译后的 torch.softmax",
     "one read, one write and nothing else: the limit":
         "只读一次、写一次，别的什么都不做：这就是极限",
-    "cannot": "不支持",
-    "not timed": "未计时",
+    "—: not timed.": "—：未计时。",
     "under 0.01": "小于 0.01",
     "under 0.1 %": "小于 0.1 %",
     "forward": "前向",
@@ -175,8 +174,9 @@ SENTENCES = {
         r"**\1，\2 个 token，\3 个特征，\4 个类别**",
     r"\*\*Host cost of an eager call, (.+)\*\*": r"**一次 eager 调用的主机端开销，\1**",
     r"what `softmax` picks here: (\w+)": r"`softmax` 在这里选的：\1",
-    r"(\w+) holds at most (\d+) columns \((\d+) threads x (\d+) elements\); this row has (\d+)":
-        r"\1 最多容纳 \2 列（\3 个线程 x \4 个元素），这一行有 \5 列",
+    r"—: (\w+) holds at most (\d+) columns \((\d+) threads x (\d+) elements\); this row has "
+    r"(\d+)\.":
+        r"—：\1 最多容纳 \2 列（\3 个线程 x \4 个元素），这一行有 \5 列。",
     r"(.+) on an (.+); reads and exponentials per element; cold L2, median of three interleaved "
     r"rounds; torch (\S+)\. Raw data: (\[.+\]\(.+\))\.":
         r"\1，\2；读和指数都按每元素计；冷 L2，三轮交错测量取中位数；torch \3。原始数据：\4。",

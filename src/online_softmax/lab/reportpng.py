@@ -194,9 +194,10 @@ def _memory(sheet: Sheet) -> Figure:
             axes.axhline(_number(ms), color=plot.LIMIT, linestyle=":", linewidth=1.4)
             continue
         colour = benchplot.COLOURS["ours"] if name.startswith("ours") else _colour(name, others)
-        axes.plot(_number(memory) / 1e9, _number(ms), "o", color=colour, markersize=9)
+        axes.plot(_number(memory) / 1e9, _number(ms), "o", color=colour, markersize=9, zorder=4)
         axes.annotate(name, (_number(memory) / 1e9, _number(ms)), (0, -18 if below else 9),
-                      ha="center", textcoords="offset points", fontsize=10)  # fmt: skip
+                      ha="center", textcoords="offset points", fontsize=10,
+                      bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})  # fmt: skip
         below = not below
     axes.set_xscale("log")
     axes.set_yscale("log")
