@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from online_softmax.lab import plot
 
@@ -40,6 +40,16 @@ def axes(figure: Figure, box: tuple[float, float, float, float]) -> Axes:
     found.grid(color=GRID, linewidth=0.8)
     found.set_axisbelow(True)
     return found
+
+
+def legend(figure: Figure, handles: Sequence[Any], left: float, bottom: float = 0.1) -> None:
+    """What the marks mean, in a line, so many inches from the left and the bottom."""
+    width, height = figure.get_size_inches()
+    figure.legend(
+        handles=handles, loc="lower left", bbox_to_anchor=(left / width, bottom / height),
+        frameon=False, ncols=len(handles), fontsize=10, handlelength=1.4, columnspacing=1.8,
+        borderpad=0, borderaxespad=0,
+    )  # fmt: skip
 
 
 def styled(make: Callable[[], Figure]) -> Figure:

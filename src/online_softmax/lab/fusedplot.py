@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from online_softmax.lab import attentionplot, benchplot, benchtable, canvas, plot
 from online_softmax.lab.benchfile import Entry, Row
 from online_softmax.lab.fusedsizes import MERGE, parsed
-from online_softmax.lab.lessonplot import legend
 from online_softmax.lab.lineartable import PRODUCTS
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ def _decode(panels: dict[int, dict[str, list[tuple[int, float]]]]) -> Figure:
         for n, label in attentionplot.NAMES.items()
     ]
     handles.append(Line2D([], [], color=plot.LIMIT, linestyle=":", label="a read of them"))
-    legend(figure, handles, 0.6)
+    canvas.legend(figure, handles, 0.6)
     return figure
 
 
@@ -149,7 +148,7 @@ def _merge(rows: Sequence[Row], peak_gbs: float | None) -> Figure:
     if peak_gbs:
         axes.axvline(peak_gbs, color=plot.LIMIT, linestyle=":", linewidth=1.2)
         handles.append(Line2D([], [], color=plot.LIMIT, linestyle=":", label="datasheet"))
-    legend(figure, handles, 2.6)
+    canvas.legend(figure, handles, 2.6)
     return figure
 
 

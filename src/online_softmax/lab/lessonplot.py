@@ -161,7 +161,7 @@ def _traffic(runs: Sequence[Profile]) -> Figure:
         Patch(color=L2, label="read from L2"),
         Patch(color=DRAM, label="read from DRAM"),
     ]
-    legend(figure, handles, 1.6)
+    canvas.legend(figure, handles, 1.6)
     return figure
 
 
@@ -171,16 +171,6 @@ def _bytes(run: Profile, line: Line) -> tuple[float | None, float | None, float 
     if asked is not None:
         asked *= ELEMENT_BYTES[run.header.dtype]
     return asked, line.counters.get("l2_read"), line.counters.get("dram_read")
-
-
-def legend(figure: Figure, handles: Sequence[Any], left: float, bottom: float = 0.1) -> None:
-    """What the marks mean, in a line, so many inches from the left and the bottom."""
-    width, height = figure.get_size_inches()
-    figure.legend(
-        handles=handles, loc="lower left", bbox_to_anchor=(left / width, bottom / height),
-        frameon=False, ncols=len(handles), fontsize=10, handlelength=1.4, columnspacing=1.8,
-        borderpad=0, borderaxespad=0,
-    )  # fmt: skip
 
 
 # ---- attention's memory
