@@ -86,7 +86,7 @@ format: $(SETUP) ## ruff and clang-format, both writing
 	$(RUN) -m ruff format .
 	@[ -z '$(DEVICE_CODE)' ] || $(CLANG_FORMAT) -i $(DEVICE_CODE)
 
-readme: $(SETUP) $(TORCH) ## draw README's tables and pictures again from the stored results
+readme: $(SETUP) $(TORCH) ## draw tables and pictures of README, lessons and site again from the stored results
 	$(RUN) -m online_softmax.lab.report $(ARGS)
 
 docs: export NO_MKDOCS_2_WARNING = 1

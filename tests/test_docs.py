@@ -92,6 +92,21 @@ def test_examples_run_on_a_gpu(page: str):
     assert run_page(text_of(page)) == []
 
 
+@pytest.mark.parametrize("page", ["README.md", "README.zh.md"])
+def test_a_new_user_s_path_is_on_the_first_screen(page: str):
+    """From the README through the ladder to the page of what was measured, in the order in which
+    the commands work: `make run` is what installs the second one."""
+    lines = text_of(page).splitlines()
+    first = [line.partition("#")[0].strip() for line in lines[:60]]
+    path = ["make run", ".venv/bin/online-softmax report --open", "make test"]
+    at = [first.index(command) for command in path]
+    assert at == sorted(at)
+    assert at[1] < 20
+    assert re.search(r"^run:", text_of("Makefile"), re.MULTILINE)
+    words = " ".join(lines[: at[1]]).split()
+    assert len(words) < 200, "the page is a minute of reading away"
+
+
 # ---- where links lead
 
 

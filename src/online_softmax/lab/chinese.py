@@ -150,10 +150,27 @@ WORDS = {
         "显存是输入和梯度之外同时申请的最大量。误差是与 float64 梯度的距离除以那个梯度的大小，"
         "都按范数计。",
     "Forward and backward in TFLOP/s, half the products counted where causal, beside as many "
-    "products as one matrix product of cuBLAS; decode and merges of parts in GB/s, beside a read "
-    "of keys and values, or of the parts.":
+    "products as one matrix product of cuBLAS; decode in GB/s, beside a read of keys and values. "
+    "Merges are in GB/s of the parts and the result: two parts beside an addition, which moves all "
+    "but the log-sum-exps. More have a read of the parts alone beside them, without the write: "
+    "counted with it, its speed passes the datasheet, so it is marked, and no share is given.":
         "前向和反向按 TFLOP/s，因果时乘法按一半计，旁边是同样多的乘法由 cuBLAS 做成一次矩阵乘；"
-        "解码和各段的合并按 GB/s，旁边是把键和值、或者各段读一遍。",
+        "解码按 GB/s，旁边是把键和值读一遍。合并按各段加结果的 GB/s：两段的旁边是一次加法，除了 "
+        "log-sum-exp 都搬。更多段的旁边只是把各段读一遍，没有写；把写也算进去，"
+        "它的速度就超过规格书，所以带着记号，也不给几成。",
+    # of its pictures
+    "![attention: TFLOP/s by tokens of a sequence, ours, cuDNN and FlashAttention]"
+    "(performance-attention.png)":
+        "![attention：TFLOP/s，按序列的 token 数，本库、cuDNN 与 FlashAttention]"
+        "(performance-attention.png)",
+    "![attention_decode: GB/s by the keys of a sequence, ours and the rivals]"
+    "(performance-attention_decode.png)":
+        "![attention_decode：GB/s，按序列的键数，本库与各家](performance-attention_decode.png)",
+    "![merge: GB/s by the number of parts, ours and torch](performance-merge.png)":
+        "![merge：GB/s，按段数，本库与 torch](performance-merge.png)",
+    "![linear_cross_entropy: time and memory, ours and the rivals]"
+    "(performance-linear_cross_entropy.png)":
+        "![linear_cross_entropy：时间和显存，本库与各家](performance-linear_cross_entropy.png)",
 }  # fmt: skip
 SAME = {"", "µs", "ms", "GB/s", "TFLOP/s", "—", "head_dim", "batch", "torch", "compile", "quack",
         "liger", "tutorial", "flash-attn", "cut-cross-entropy", "torch, flash", "torch, cudnn",
