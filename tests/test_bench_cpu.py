@@ -19,6 +19,7 @@ from online_softmax.lab import (
     contenders,
     cpuclock,
     grid,
+    moresizes,
     repeats,
 )
 from online_softmax.lab.benchask import Words
@@ -36,6 +37,7 @@ def test_a_cell_of_every_operation_on_the_cpu():
     """Small ones: every contender that runs is right, and has a time by the host's clock."""
     small = dict.fromkeys(("attention", "attention_backward"), "2x2x24x16")
     small |= {"attention_decode": "2x40", "merge": "3x12x16"}
+    small |= dict.fromkeys(moresizes.OUTER_OPS, "3x10x6") | {moresizes.VARLEN: "2x2x24x16"}
     for op in grid.EVERY_OP[:-1]:
         for cell in grid.named_cells([op], ["float32"], small.get(op, "6x40")):
             found = contenders.contenders(cell, ("torch",))

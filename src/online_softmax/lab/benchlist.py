@@ -30,6 +30,11 @@ MEANS = {  # what an operation's name does not say
     "cross_entropy_in_forward": "the same, made in the forward",
     "attention_decode": "one query a sequence",
     "merge": "of parts of the keys",
+    "logsumexp_backward": "the gradient by the input",
+    "softmax_outer": "along a dim that is not the last, as all that end so",
+    "softmax_fp8": "of float8_e4m3fn, into the type that --dtype names",
+    "token_stats_both": "log-probability and entropy, and the gradient of their sum",
+    "attention_varlen": "of packed sequences of many lengths",
 }
 NARROWEST = 80  # columns that the list needs
 DTYPE = "bfloat16"  # whose cells are counted: each type has the same shapes

@@ -32,6 +32,7 @@ from online_softmax.lab import (
 from online_softmax.lab.benchfile import Entry, Part, Row
 from online_softmax.lab.benchtable import NONE, Table
 from online_softmax.lab.grid import Cell
+from online_softmax.lab.moresizes import MORE_OPS
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # of a terminal, in an error's text
 FIGURE = re.compile(r"\d+(\.\d+)?(e[-+]?\d+)?")
@@ -139,7 +140,8 @@ def sections(parts: Sequence[Part], is_page: bool = False) -> dict[str, list[Tab
         "fusion": _others(parts, "fusion"),
         "losses": [lossverdicts.in_forward_table(rows), lossverdicts.stats_table(rows)],
         "linear": _others(parts, "linear"),
-        "attention": fusedtables.tables(every),
+        "attention": fusedtables.tables([row for row in every if row.op not in MORE_OPS]),
+        "more": fusedtables.tables([row for row in every if row.op in MORE_OPS]),
         "errors": _others(parts, "accuracy"),
         "large": cell_tables([r for r in rows if r.cell.is_large]),
         "small": cell_tables(small, ", other cells", prices),

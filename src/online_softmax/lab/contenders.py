@@ -20,11 +20,13 @@ from online_softmax.lab import (
     linearcells,
     losscontenders,
     mergecontenders,
+    morecontenders,
 )
 from online_softmax.lab.contender import Contender
 from online_softmax.lab.fusedsizes import LINEAR, MERGE
 from online_softmax.lab.grid import LOSS_OPS, OPS, WRITING, Cell
 from online_softmax.lab.inputs import BadInput
+from online_softmax.lab.moresizes import MORE_OPS
 from online_softmax.lab.refusal import Refusal
 from online_softmax.lab.rotation import Call
 from online_softmax.plan import DEFAULT_ARCH, Problem
@@ -256,4 +258,5 @@ def _fused(cell: Cell, rivals: tuple[str, ...]) -> list[Contender]:
         return linearcells.contenders(cell, rivals)
     if cell.op == MERGE:
         return mergecontenders.contenders(cell, rivals)
-    return attentioncontenders.contenders(cell, rivals, torch.cuda.is_available())
+    family = morecontenders if cell.op in MORE_OPS else attentioncontenders
+    return family.contenders(cell, rivals, torch.cuda.is_available())

@@ -19,6 +19,7 @@ from online_softmax.lab import (
     fusedcells,
     linear,
     linearcells,
+    moresizes,
     opbench,
     opjudge,
     rotation,
@@ -31,6 +32,7 @@ from online_softmax.lab.cpuclock import FEWEST_ROUNDS
 from online_softmax.lab.fusedsizes import LINEAR, MERGE, parsed, written
 from online_softmax.lab.grid import Cell
 from online_softmax.lab.inputs import BadInput
+from online_softmax.lab.moresizes import MORE_OPS
 from online_softmax.lab.rotation import Overwrites, Rotation, bound
 
 # Of the small cell, bytes and products: a call of about ten milliseconds. A shorter one says more
@@ -67,6 +69,9 @@ def smaller(cell: Cell) -> Cell | None:
             return replace(cell, rows=cell.rows // 2)
         return replace(cell, cols=cell.cols // 2) if cell.cols > LEAST_KEYS else None
     sizes, rows, cols = parsed(cell.sizes), cell.rows, cell.cols
+    if cell.op in MORE_OPS:
+        found = moresizes.smaller(cell.op, rows, cols, sizes)
+        return found and Cell(cell.op, cell.dtype, *found)
     is_decode = cell.op == "attention_decode"
     if sizes["batch"] > 1:
         less = {"batch": sizes["batch"] // 2}

@@ -29,6 +29,12 @@ ATTENTION = (
     "products as one matrix product of cuBLAS; decode and merges of parts in GB/s, beside a read "
     "of keys and values, or of the parts.",
 )
+MORE = (
+    "## Further operations",
+    "logsumexp's gradient, operations along a dim that is not the last, softmax of float8_e4m3fn, "
+    "token_stats with its gradient, and attention of packed sequences: in GB/s beside a copy, of "
+    "logsumexp a read, of token_stats both; attention in TFLOP/s beside as many products.",
+)
 PICTURE = "![{0}: share of the ceiling by columns, ours and the rivals](performance-{0}.png)"
 
 
@@ -56,7 +62,7 @@ def bodies(
         sections: the tables by section, as `benchpage.sections` gives them.
         shown: tables as Markdown.
     """
-    found = {"losses": "", "linear": "", "attention": ""}
+    found = {"losses": "", "linear": "", "attention": "", "more": ""}
     if any(row.cell.is_loss for row in rows):
         pictures = [PICTURE.format(op) for op in drawn(rows)]
         tables = _titled(sections.get("losses", ()), shown)
@@ -65,6 +71,8 @@ def bodies(
         found["linear"] = "\n\n".join([*LINEAR, *_titled(linear, shown)])
     if attention := sections.get("attention", ()):
         found["attention"] = "\n\n".join([*ATTENTION, *_titled(attention, shown)])
+    if more := sections.get("more", ()):
+        found["more"] = "\n\n".join([*MORE, *_titled(more, shown)])
     return found
 
 
