@@ -9,10 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from rich import box
 from rich.console import Console
-from rich.padding import Padding
-from rich.table import Table as RichTable
 from rich.text import Text
 
 from online_softmax.lab import (
@@ -20,6 +17,7 @@ from online_softmax.lab import (
     benchfile,
     benchtable,
     doubts,
+    fitting,
     fusedtables,
     fusion,
     goals,
@@ -205,14 +203,27 @@ def render_tables(found: Iterable[Table], console: Console) -> None:
         if not each.rows:
             console.print(Text("  none"))
             continue
-        table = RichTable(
-            box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False
+        rows = [[Text(cell) for cell in line] for line in each.rows]
+        fitting.show(console, _fields(each, console.is_terminal), rows, _keys(each))
+
+
+def _fields(table: Table, is_terminal: bool) -> list[fitting.Field]:
+    """Words to the left; on a pipe, which has room, anything may be broken between words."""
+    count = len(table.head)
+    return [
+        fitting.Field(
+            heading, "left" if at < table.text else "right",
+            not is_terminal or at < table.text or (at == count - 1 and heading == "why"),
         )
-        for place, heading in enumerate(each.head):
-            table.add_column(heading, justify="left" if place < each.text else "right")
-        for line in each.rows:
-            table.add_row(*map(Text, line))
-        console.print(Padding(table, (0, 0, 0, 2), expand=False))
+        for at, heading in enumerate(table.head)
+    ]  # fmt: skip
+
+
+def _keys(table: Table) -> int:
+    """The columns that say what a line is of: the words, or all before the first time."""
+    if table.text:
+        return 1
+    return next((at for at, heading in enumerate(table.head) if "µs" in heading), 1)
 
 
 def _rivals_said(part: Part) -> str:

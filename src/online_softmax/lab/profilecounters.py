@@ -107,8 +107,8 @@ def left_out(lines: Sequence[Line], is_asked: bool) -> list[str]:
     given |= {"shared_static", "shared_dynamic"} if "shared_bytes" in given else set()
     lacking = [names[0] for ours, names in ncu.METRICS.items() if ours not in given]
     if lacking:
-        known = "does not know here" if is_asked else "did not give"
-        notes.append(f"left out, since ncu {known} them: {', '.join(lacking)}")
+        why = "ncu does not know them here" if is_asked else "ncu did not give them"
+        notes.append(f"left out, since {why}: {', '.join(lacking)}")
     if any(len(line.launches) > 1 for line in lines):
         notes.append(SEVERAL)
     return notes

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from online_softmax.lab import fitting
+
 Progress = Callable[[str, int, int], None]  # what comes next, steps done, steps in all
 
 
@@ -28,11 +30,14 @@ def progress(is_shown: bool, has_left: bool = False) -> Iterator[Progress | None
         TimeElapsedColumn,
         TimeRemainingColumn,
     )
+    from rich.table import Column
 
-    columns = [BarColumn(24), TimeElapsedColumn(), TextColumn("{task.description}")]
-    if has_left:
-        columns[2:2] = [TimeRemainingColumn(), TextColumn("left:")]
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+    console = Console(stderr=True)
+    words = TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True))
+    left = [TimeRemainingColumn(), TextColumn("left:")] if has_left else []
+    bar = [BarColumn(24)] if console.width >= fitting.BAR_FROM else []
+    columns = (*bar, TimeElapsedColumn(), *left, words)
+    with Progress(*columns, console=console, transient=True, expand=True) as bars:
         task = bars.add_task("starting")
         yield lambda text, done, total: bars.update(
             task, description=text, completed=done, total=total
