@@ -86,7 +86,7 @@ format: $(SETUP) ## ruff and clang-format, both writing
 	$(RUN) -m ruff format .
 	@[ -z '$(DEVICE_CODE)' ] || $(CLANG_FORMAT) -i $(DEVICE_CODE)
 
-readme: $(SETUP) $(TORCH) ## draw README's tables and pictures again from the stored results
+readme: $(SETUP) $(TORCH) ## draw tables and pictures of README, lessons and site again from the stored results
 	$(RUN) -m online_softmax.lab.report $(ARGS)
 
 docs: export NO_MKDOCS_2_WARNING = 1
@@ -95,7 +95,7 @@ docs: $(SETUP) $(TORCH) ## the documentation site, into build/site; anything ami
 	@rm -f build/site.built && touch build/site.begun
 	$(RUN) -m mkdocs build $(ARGS)
 	@mv build/site.begun build/site.built # tests take this build, if nothing is newer
-	@echo "build/site/index.html opens in a browser; make docs-serve serves it, with its search."
+	@echo "build/site/index.html opens in a browser, its search too; make docs-serve serves it."
 
 docs-serve: export NO_MKDOCS_2_WARNING = 1
 docs-serve: $(SETUP) $(TORCH) ## the site at http://127.0.0.1:8000, made anew when a page changes

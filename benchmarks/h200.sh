@@ -153,7 +153,7 @@ stage() {
     fusion)
       CUDA_VISIBLE_DEVICES=${DEVICES[0]} "$PYTHON" benchmarks/fusion.py --seconds "$seconds" \
         --out "$OUT/results/bench-fusion.jsonl" 2>>"$OUT/shards/fusion.log" || rc=$? ;;
-    host)
+    host) # eager calls, their pieces, torch's functions under override_torch, a fresh process
       rm -f "$OUT/results/bench-host.jsonl"
       CUDA_VISIBLE_DEVICES=${DEVICES[0]} bench --host 8,1024 --against "$HOST_AGAINST" \
         --save "$OUT/results/bench-host.jsonl" >"$OUT/shards/host.log" || rc=$? ;;

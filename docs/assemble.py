@@ -42,6 +42,15 @@ HOME = (
 REPORT_WORDS = {"": "All that was measured, as one page", "zh": "全部测量结果，一个网页"}
 TRACE_WORDS = {"": "Open it in a window of its own", "zh": "在单独的窗口中打开"}
 
+# What a translated reference takes of an English docstring: its examples, below its own words.
+EXAMPLES_ONLY = (
+    "show_root_heading", "show_root_toc_entry", "show_docstring_description",
+    "show_docstring_parameters", "show_docstring_attributes", "show_docstring_returns",
+    "show_docstring_raises",
+)  # fmt: skip
+EXAMPLES = {"zh": "例子："}
+OBJECT = re.compile(r"^::: \S+\n    options:\n(?:      .*\n?)+", re.MULTILINE)
+
 LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\]\()([^)\s]+)(\))")
 LOADED = re.compile(
     r"<(?:script|img|iframe|source|video|audio|embed|object)\b[^>]*?(?:src|data)=[\"']?"
@@ -161,8 +170,16 @@ def page_of(path: str) -> str:
         name = posixpath.basename(path)
         return f"{UNSEARCHED}# `{name}`\n\n`{path}`\n\n{fence}{language}\n{text}{fence}\n"
     text = with_details(with_pages(relink(without_switch(text, path), path), path))
+    if english_of(path) != path:
+        text = OBJECT.sub(with_examples, text)
     is_alone = re.sub(r"(\.zh)?\.md$", "", path) in ALONE_STEMS
     return (UNSEARCHED if place(path).startswith("source/") else ALONE if is_alone else "") + text
+
+
+def with_examples(found: re.Match[str]) -> str:
+    """An object of a translated reference: its docstring's examples and nothing in English."""
+    options = "".join(f"      {name}: false\n" for name in EXAMPLES_ONLY)
+    return f"{found[0].rstrip()}\n{options}      members: []\n"
 
 
 # ---- all of it
@@ -260,9 +277,13 @@ def foreign(name: str, text: str) -> list[str]:
     return [next(filter(None, match.groups())) for match in pattern.finditer(text)]
 
 
-def on_post_page(output: str, **_: Any) -> str:
+def on_post_page(output: str, page: Any = None, **_: Any) -> str:
     """A page without the head's links to its translations: the theme looks for a sitemap at each,
-    beside every page; the switch of languages has links of its own."""
+    beside every page; the switch of languages has links of its own. And with the one word that a
+    translated reference has from its docstrings in its own language."""
+    language = page.file.dest_uri.partition("/")[0] if page else ""
+    if language in EXAMPLES:
+        output = output.replace(">Examples:<", f">{EXAMPLES[language]}<")
     return re.sub(r"<link\b[^>]*\brel=\"?alternate\b[^>]*>", "", output)
 
 
@@ -272,7 +293,10 @@ def unparsed(text: str) -> list[str]:
 
 
 def on_post_build(config: Any) -> None:
-    """Refuse a site that needs a network, or shows Markdown."""
+    """Refuse a site that needs a network, or shows Markdown. Give the index of the search as a
+    script too: a page opened as a file may read no JSON."""
+    index = Path(config.site_dir, "search", "search_index.json")
+    index.with_suffix(".js").write_text(f"var __index = {index.read_text(encoding='utf-8')}")
     for path in sorted(Path(config.site_dir).rglob("*")):
         if path.suffix not in (".html", ".css"):
             continue
@@ -281,3 +305,7 @@ def on_post_build(config: Any) -> None:
             raise SystemExit(f"{path}: loads {', '.join(found)}; the site must need no network")
         if path.suffix == ".html" and (found := unparsed(text)):
             raise SystemExit(f"{path}: a table that is none: {found[0]}")
+
+
+# What mkdocs.plugins.event_priority sets: after each language's part of the index is in it.
+on_post_build.mkdocs_priority = -200  # type: ignore[attr-defined]

@@ -38,7 +38,8 @@ ARGUMENTS = (
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE localhost, EXCLUDE 127.0.0.1",
 )
 HEIGHT = 900
-MILLISECONDS = 10_000  # that an element may take to appear
+MILLISECONDS = 10_000  # that an element, or a state, may take to appear
+STEP = 50  # of them, between two looks at a state
 
 # The elements that reach past the right edge, if the page scrolls sideways.
 OVERFLOWS = """() => {
@@ -92,6 +93,15 @@ def open_page(
 def overflows(page: Page) -> list[str]:
     """What sticks out to the right, if the page scrolls sideways; [] if it does not."""
     return page.evaluate(OVERFLOWS)
+
+
+def until(page: Page, expression: str) -> None:
+    """Wait for a state of the page; by its own evaluations, which a page's policy cannot forbid."""
+    for _ in range(MILLISECONDS // STEP):
+        if page.evaluate(expression):
+            return
+        page.wait_for_timeout(STEP)
+    raise AssertionError(f"after {MILLISECONDS} ms it is still not so: {expression}")
 
 
 @functools.cache

@@ -210,7 +210,7 @@ def test_other_devices_take_the_reference() -> None:
 
 
 def test_explain() -> None:
-    assert explain(1, 1_048_576).startswith("split: 128 parts in all are few")
+    assert explain(1, 1_048_576).startswith("split: two kernels, a block for each of 128 parts")
     assert "of the ladder's rungs, v5_split_row: 1 row cannot fill" in explain(1, 1_048_576)
     assert "nobody has measured sm_80" in explain(64, 64, "bfloat16", "sm_80")
     assert explain(64, 64, "float64").startswith("reference")

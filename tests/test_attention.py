@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch.nn import functional
 
 from attention_kit import CASES, INF, WORDS, call, inputs, upstream, wanted
 from online_softmax import OutputState, attention, attention_state, attention_varlen, merge
+from rows_kit import gpu
 
 close = torch.testing.assert_close
 
@@ -139,3 +141,47 @@ def test_varlen_is_attention_of_each() -> None:
     close(got, by)
     bare = attention_varlen(q, k, v, ends_q, ends_k, 5, 5)
     assert isinstance(bare, Tensor)
+
+
+def varlen_attn() -> Any:
+    """torch's own, or a skip."""
+    varlen = pytest.importorskip(
+        "torch.nn.attention.varlen", reason="this torch has no varlen_attn (a GPU test)"
+    )
+    return varlen.varlen_attn
+
+
+@gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_varlen_is_torchs_own_where_torch_has_it(is_causal: bool, dtype: torch.dtype) -> None:
+    """By the same names and convention: tokens, where sequences begin, causal at the bottom right
+    as windows of (-1, 0), gradients; heads that share keys where torch takes them."""
+    theirs = varlen_attn()
+    known = inspect.signature(theirs).parameters
+    q_lens, k_lens = (100, 1, 333, 64), (100, 200, 333, 70)
+    q_ends, k_ends = (
+        torch.tensor([0, *lens], device="cuda").cumsum(0).int() for lens in (q_lens, k_lens)
+    )
+    if is_causal and "window_size" not in known:  # it may be at the top left for other lengths
+        k_lens, k_ends = q_lens, q_ends
+    words: dict[str, Any] = {}
+    if is_causal:
+        words = {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
+    heads = 2
+    if "enable_gqa" in known:
+        heads, words = 6, {**words, "enable_gqa": True}
+    given = [
+        torch.randn(sum(lens), count, 64, device="cuda").to(dtype)
+        for lens, count in ((q_lens, heads), (k_lens, 2), (k_lens, 2))
+    ]
+    ours, torchs = ([t.clone().requires_grad_() for t in given] for _ in range(2))
+    sizes = (q_ends, k_ends, max(q_lens), max(k_lens))
+    out = attention_varlen(*ours, *sizes, causal=is_causal)
+    want = theirs(*torchs, *sizes, **words)
+    bound = 4 * torch.finfo(dtype).eps
+    close(out, want, rtol=bound, atol=bound)
+    above = torch.randn_like(out)
+    found = torch.autograd.grad(out, ours, above)
+    for mine, other in zip(found, torch.autograd.grad(want, torchs, above), strict=True):
+        close(mine, other, rtol=bound, atol=4 * bound)

@@ -64,6 +64,20 @@ def test_causal_alignment(device: str, lengths: tuple[int, int]) -> None:  # S32
 
 
 @devices
+@pytest.mark.parametrize("top_left", [False, True])
+def test_scores_far_below_zero(device: str, top_left: bool) -> None:
+    """S54, thinned: scores near -200, and tiles in which a query sees no key at all."""
+    drawn = inputs(1, 7, 1, 11, 56, 16)
+    given = Inputs(torch.full_like(drawn.q, 10.0), -5.0 * (1 + 0.01 * drawn.k), drawn.v)
+    o = PLAIN._replace(right=0, top_left=top_left)
+    check(given.cast(F32, device), o, gradients=device == "cpu")  # a GPU's: with the reports
+    made = forward(given.cast(F32, device), o, with_state=True)
+    assert (made.lse - -200).abs().max() < 10
+    assert made.out.abs().amax(-1).min() > 1e-3
+    assert (made.m - -200).abs().max() < 10
+
+
+@devices
 @pytest.mark.parametrize("dim", [1, 8, 16, 40, 64, 72, 80, 96, 128, 192, 256])
 def test_head_dims(device: str, dim: int) -> None:  # S73
     check(inputs(1, 2, 1, 5, 19, dim).cast(F32, device), PLAIN._replace(right=0))

@@ -104,6 +104,17 @@ def test_a_launch_that_nobody_waited_for_is_seen():
     assert found[1].startswith("429,497 GB/s are 8948% of the datasheet of the H200")
 
 
+@pytest.mark.parametrize(("parts", "why"), [(2, doubts.WARM), (4, doubts.PARTS_READ)])
+def test_a_read_of_parts_is_counted_with_a_write_that_it_leaves_out(parts: int, why: str):
+    """So it passes the datasheet where an addition, which writes, would have to be doubted."""
+    row = Row("merge", "bfloat16", 1024, 128, "normal", 2**28, is_cold_l2=True,
+              sizes=f"parts={parts}")  # fmt: skip
+    entries = [Entry(name, name, True, median_us=50.0, gbs=5369.0) for name in ("ceiling", "ours")]
+    ceiling, ours = doubts.marked(replace(row, entries=tuple(entries)), H200).entries
+    assert ceiling.doubt.endswith(f"of the datasheet of the H200: {why}")
+    assert ours.doubt.endswith(doubts.WARM)
+
+
 def row_of(cold: bool = True, **us: float) -> Row:
     row = Row("softmax", "bfloat16", 4096, 4096, "normal", 2**26, is_cold_l2=cold)
     entries = []

@@ -12,7 +12,7 @@ import jit_notes
 from jit_notes import Built, Notes
 from online_softmax import rowkernels, rowops
 from online_softmax.cuda.launch import Launch
-from online_softmax.lab import freshcost, hostcost
+from online_softmax.lab import freshcost, hostcost, overridecost
 from online_softmax.lab.inputs import BadInput
 
 fresh_cache, nvrtc = jit_kit.fresh_cache, jit_kit.nvrtc  # fixtures
@@ -51,11 +51,50 @@ def test_everything_is_measured(monkeypatch: pytest.MonkeyPatch):
     assert {"allocation", "planning", "checks of the arguments"} <= set(pieces)
     assert list(pieces)[-1] == "Python's rest"
     assert sum(pieces.values()) == pytest.approx(calls["ours", False]["median_us"])
-    (title, _, rows), (_, _, parts), (_, _, first) = hostcost.tables(found)
+    (title, _, rows), (_, _, parts), under, (_, _, first) = hostcost.tables(found)
     assert title == "Host cost of an eager call, softmax 4 x 64 float32"
     assert {row[0] for row in rows} == {"ours", "torch", "quack"}
     assert [row[0] for row in parts] == list(pieces)
     assert first == ((freshcost.NAMES["import_ms"], "1.0"),)
+    assert under[0] == "Under override_torch, softmax 4 x 64 float32"
+    assert under[1][1:] == tuple(f"{way}, µs" for way in overridecost.WAYS)
+    assert [row[0] for row in under[2]] == list(overridecost._calls(torch.zeros(2, 3)))
+    assert hostcost.tables({**found, "override": []})[2][0] == "In a fresh process"
+
+
+def test_the_ways_of_an_override(monkeypatch: pytest.MonkeyPatch):
+    """torch's own before there is a registration; then it passes on; then ours is called."""
+    ran: list[str] = []
+    for name in ("forward", "backward", "logsumexp"):
+        function = getattr(rowops, name)
+        monkeypatch.setattr(
+            rowops,
+            name,
+            lambda *a, name=name, function=function: (ran.append(name), function(*a))[1],
+        )
+    counts = []
+
+    def timed(calls: dict[str, hostcost.Plain]) -> dict[str, dict[str, float]]:
+        ran.clear()
+        for call in calls.values():
+            call()
+        counts.append([*ran])
+        return {name: {"median_us": 1.0} for name in calls}
+
+    lines = overridecost.measure(torch.randn(3, 5), timed)
+    ours = ["forward", "forward", "backward", "forward", "logsumexp"]
+    assert counts == [[], [], ours]
+    assert [line["way"] for line in lines] == [way for way in overridecost.WAYS for _ in ours]
+    torch.softmax(torch.zeros(2), -1)
+    assert ran == ours  # it has ended
+
+    def fails(calls: dict[str, hostcost.Plain]) -> dict[str, dict[str, float]]:
+        return 1 / 0 if timed(calls) and ran else {}
+
+    with pytest.raises(ZeroDivisionError):
+        overridecost.measure(torch.randn(3, 5), fails)
+    torch.softmax(torch.zeros(2), -1)
+    assert ran == ours  # after an exception too
 
 
 def test_the_pieces_of_a_row_kernel_s_call(monkeypatch: pytest.MonkeyPatch):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import browser_kit
-from browser_kit import open_page, overflows
+from browser_kit import open_page, overflows, until
 
 
 def page_file(folder: Path, body: str) -> Path:
@@ -40,7 +40,17 @@ def test_a_quiet_page(tmp_path: Path):
 )
 def test_what_is_wrong_is_seen(tmp_path: Path, body: str, why: str):
     with pytest.raises(AssertionError, match=why), open_page(page_file(tmp_path, body)) as page:
-        page.wait_for_timeout(50)
+        # What a page begins at once is done before a timer that begins now.
+        page.evaluate("new Promise((done) => setTimeout(done, 10))")
+
+
+def test_a_state_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    late = "<script>setTimeout(() => { document.title = 'there' }, 200)</script>"
+    with open_page(page_file(tmp_path, late)) as page:
+        until(page, "document.title === 'there'")
+        monkeypatch.setattr(browser_kit, "MILLISECONDS", 100)
+        with pytest.raises(AssertionError, match=r"after 100 ms .*: document.title === 'gone'"):
+            until(page, "document.title === 'gone'")
 
 
 def test_too_wide(tmp_path: Path):

@@ -122,6 +122,14 @@ def test_a_chinese_page_is_chinese(page: Path):
         assert not unclosed(paragraph), paragraph
 
 
+def test_a_kernel_has_one_name():
+    """`kernel`, as in code and most of what is written about it, and no translation beside it."""
+    pages = [*ROOT.glob("*.zh.md"), *(ROOT / "docs").rglob("*.zh.md"), ROOT / "mkdocs.yml"]
+    assert len(pages) > 20
+    for page in pages:
+        assert not re.search("核函数|内核", page.read_text(encoding="utf-8")), page
+
+
 def unclosed(line: str) -> list[str]:
     """Bold words that Markdown leaves as asterisks: a sign inside `**` and a letter outside."""
     parts = line.split("**")
@@ -142,7 +150,9 @@ CUTS = {
     "ragged classes, float32": "不齐的类别数，float32",
     "classes, 16 bits, ragged too": "类别数，16 位，不齐的也一样",
     "to so many columns, float32 / 16 bits": "列数上限，float32 / 16 位",
-    "at most 16 rows, 16 bits": "至多 16 行，16 位",
+    "columns of few rows, 16 bits": "行少时的列数，16 位",
+    "rows, at most": "至多几行",
+    "none": "无",
     "softmax, log_softmax": "softmax、log_softmax",
     "their backwards": "二者的反向",
     "loss": "只算损失",

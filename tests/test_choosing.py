@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ import pytest
 from online_softmax import rowchoice, rowplan
 from online_softmax.plan import Problem
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "choosing.md"
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "choosing.md"
+ROWS = ROOT / "benchmarks" / "results" / "h200" / "bench-rows.jsonl"
 HEADINGS = {"softmax, log_softmax": rowplan.FORWARD, "softmax": ("softmax",),
             "log_softmax": ("log_softmax",), "their backwards": rowplan.BACKWARD,
             "logsumexp": ("logsumexp",)}  # fmt: skip
@@ -139,22 +142,39 @@ def test_the_cuts_elsewhere(arch: str) -> None:
 
 
 def test_the_cuts_without_batch_invariance() -> None:
-    """The page's steps are the only ones, up to its number of rows, in the types that it names."""
-    (table,) = [each for each in tables() if each[0][0] == "at most 16 rows, 16 bits"]
-    steps = [(int(line[0].removeprefix("to ").replace(",", "")), line[1]) for line in table[1:]]
+    """The page's steps are the only ones, each up to its number of rows, in the types it names."""
+    (table,) = [each for each in tables() if each[0][0] == "columns of few rows, 16 bits"]
+    steps = [
+        (int(cols.removeprefix("to ").replace(",", "")), int(most.replace("none", "0")), name)
+        for cols, most, name in table[1:]
+    ]
     for op in rowplan.OPERATIONS:
         for dtype, arch in itertools.product(rowplan.ITEM_BYTES, ("sm_80", "sm_90a", "sm_100a")):
             has = op in rowplan.FORWARD and dtype != "float32" and arch != "sm_80"
             least = 1
-            for last, name in [*steps, (PAST, "as planned")]:
+            for last, most, name in [*steps, (PAST, 0, "as planned")]:
                 for cols in sampled(least, last, False):
-                    found = rowchoice.few(op, Problem(16, cols, dtype, arch=arch))
-                    says = f"{found.cluster} blocks, {found.vectors} vectors" if found else None
-                    assert says == (name if has and name != "as planned" else None), (op, cols)
-                    for rows, gap in ((17, 0), (16, 1)):
-                        problem = Problem(rows, cols - gap, dtype, arch=arch)
-                        assert rowchoice.few(op, problem) is None
+                    for rows in (1, 4, 5, 8, 16, 17):
+                        found = rowchoice.few(op, Problem(rows, cols, dtype, arch=arch))
+                        says = f"{found.cluster} blocks, {found.vectors} vectors" if found else None
+                        assert says == (name if has and rows <= most else None), (op, rows, cols)
+                    assert rowchoice.few(op, Problem(1, cols - 1, dtype, arch=arch)) is None
                 least = last + 1
+
+
+def test_the_other_cut_is_taken_where_it_was_sooner() -> None:
+    """In the stored run, of each cell timed by both cuts; 1 % is within what runs differ by."""
+    shares: dict[bool, list[float]] = {True: [], False: []}
+    for line in ROWS.read_text(encoding="utf-8").splitlines():
+        cell = json.loads(line)
+        ours = {each["name"]: each["median_us"] for each in cell.get("entries", ())}
+        if other := ours.get("ours, not batch invariant"):
+            problem = Problem(cell["rows"], cell["cols"], cell["dtype"])
+            taken = rowchoice.few(cell["op"], problem) is not None
+            shares[taken].append(other / ours["ours"])
+    assert len(shares[True]) > 60
+    assert max(shares[True]) < 1.01
+    assert all(share > 1.01 for share in shares[False])
 
 
 def test_a_step_is_seen_where_it_is_wrong() -> None:

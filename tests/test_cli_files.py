@@ -27,6 +27,16 @@ def numpy_file(array: np.ndarray, name: str = "x.npy") -> Write:
     return write
 
 
+def old_torch_file(value: object) -> Write:
+    """As torch wrote before 1.6: no zip, which cannot be mapped."""
+
+    def write(folder: Path) -> Path:
+        torch.save(value, folder / "x.pt", _use_new_zipfile_serialization=False)
+        return folder / "x.pt"
+
+    return write
+
+
 def torch_file(value: object, name: str = "x.pt") -> Write:
     def write(folder: Path) -> Path:
         torch.save(value, folder / name)
@@ -72,6 +82,7 @@ FILES: list[tuple[Write, tuple[int, int, str]]] = [
     (torch_file(torch.ones(7, dtype=torch.bfloat16)), (1, 7, "bfloat16")),
     (torch_file(torch.ones(2, 3).t(), "x.pth"), (3, 2, "float32")),
     (torch_file({"scores": torch.ones(1, 2, 2, 3, dtype=torch.float16)}), (4, 3, "float16")),
+    (old_torch_file(torch.ones(2, 3)), (2, 3, "float32")),
     (torch_file(torch.nn.Parameter(torch.ones(2, 3))), (2, 3, "float32")),
     (safetensors_file(only=torch.ones(2, 3, dtype=torch.bfloat16)), (2, 3, "bfloat16")),
     (safetensors_file(":b", a=torch.ones(1), b=torch.ones(4, 2)), (4, 2, "float32")),

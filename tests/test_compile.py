@@ -47,6 +47,20 @@ def test_cuda(name: str, arch: str) -> None:
         assert found.registers <= 64, f"{symbol} for {arch} leaves no room for 1,024 threads"
 
 
+@pytest.mark.skipif(
+    not missing and jit.nvrtc_version() != "13.5", reason="the pages say what NVRTC 13.5 gives"
+)
+@pytest.mark.parametrize(
+    ("symbol", "registers"),
+    [("v3_register_cache<float, 2>", 29), ("v3_register_cache<float, 8>", 60),
+     ("v4_grid_stride<bfloat16_t>", 32), ("v4_grid_stride<half_t>", 32)],
+)  # fmt: skip
+def test_registers_that_pages_name(symbol: str, registers: int) -> None:
+    """README and the lessons of v3 and v4 name these for sm_90a, beside those of stored runs."""
+    file = f"ladder/{symbol.partition('<')[0]}.cu"
+    assert jit.resources(file, symbol, "sm_90a").registers == registers
+
+
 AS_SM_80 = [a for a in KERNELS["safe"].arches if a not in ("sm_80", *CLUSTER_ARCHES)]
 
 

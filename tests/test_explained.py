@@ -45,6 +45,38 @@ def test_rows(op: str, cols: int) -> None:
     assert lines(4, 4, "float64", op=op)[0].startswith("reference: ")
 
 
+@pytest.mark.parametrize("op", explanation.OPERATIONS)
+def test_nothing_to_do(op: str) -> None:
+    """One line, and it names no kernel; where rows without columns give something, that is said."""
+    said = "none: {} x {} has no element: no kernel of ours is launched"
+    assert lines(0, 4096, op=op) == [said.format(0, 4096)]
+    gives = op in ("attention", "merge")
+    assert (lines(8, 0, op=op) == [said.format(8, 0)]) == (not gives)
+    assert not explanation.asks_arch(op, 0, 4096, "float32")
+    assert explanation.asks_arch(op, 8, 4096, "float32")
+
+
+@pytest.mark.parametrize("op", explanation.OPERATIONS)
+def test_float64_is_one_line(op: str) -> None:
+    found = lines(8, 4096, "float64", op=op)
+    if op == "linear_cross_entropy":  # whose matrix products are cut all the same
+        assert "this is float64" in found[2]
+        return
+    (line,) = found
+    assert line.startswith("reference: ")
+    assert "float64" in line
+    assert not explanation.asks_arch(op, 8, 4096, "float64")
+
+
+@needs_cuda_bindings
+def test_split_says_what_else_there_is() -> None:
+    """Parts for each multiprocessor decide between two kernels; the reason names both sides."""
+    few = rowchoice.chosen("softmax", Problem(4, 1_048_576))
+    assert few.kernel == "split"
+    assert "each of 512 parts of rows: streamed wants 528 or more" in few.why
+    assert rowchoice.chosen("softmax", Problem(5, 1_048_576)).kernel == "streamed"
+
+
 @needs_cuda_bindings
 def test_few_rows_and_other_bits() -> None:
     found = lines(1, 32_000, "bfloat16", op="log_softmax")

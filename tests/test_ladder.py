@@ -13,9 +13,9 @@ from torch import Tensor
 
 from ladder_kit import CHEAP, CUDA_RUNGS, READS, by_name, climb, on_cpu, printed
 from online_softmax import jit, plan
-from online_softmax.catalogue import KERNELS
+from online_softmax.catalogue import KERNELS, Kernel
 from online_softmax.cuda import host
-from online_softmax.lab import inputs, ladder, rung
+from online_softmax.lab import budget, inputs, ladder, rung
 from online_softmax.lab.results import Figures, Run
 from online_softmax.triton import Build
 
@@ -79,6 +79,20 @@ def test_production_is_the_planners_choice(whole: Run):
     assert production.reads == found["v3_register_cache"].reads == 1.0
     alone = climb(inputs.random(1, 70000, torch.float32), ["production"]).results
     assert [(r.name, r.kernel, r.ok) for r in alone] == [("production", "split", True)]
+
+
+@on_cpu
+def test_the_last_line_says_which_architecture_and_why(whole: Run):
+    page = " ".join(printed(whole, 160).split())
+    assert (
+        "production is what softmax would run on a GPU; without one it is chosen for sm_80, the "
+        "first of sm_80 and sm_90a (--arch names others): registers: a block a row, 64 threads"
+    ) in page
+    header = dataclasses.replace(whole.header, arches=("sm_90a",))
+    page = " ".join(printed(Run(header, whole.results), 160).split())
+    assert "chosen for sm_90a, which was asked for (--arch" in page
+    header = dataclasses.replace(header, device="NVIDIA H200")
+    assert "production here is registers: " in printed(Run(header, whole.results), 160)
 
 
 # ---- registers
@@ -232,6 +246,28 @@ def test_rows_are_cut_to_the_seconds_and_it_says_so():
     assert f"{rows:,} of 1,000,000 rows" in run.header.notes[0]
     assert "not for speed" in run.header.notes[0]
     assert run.is_right
+
+
+@on_cpu
+def test_the_interpreter_has_a_share_of_the_seconds(monkeypatch: pytest.MonkeyPatch):
+    """Cheap rows of the other kernels leave it no more; without others it has all rows that fit."""
+    seconds: dict[str, float] = {}
+
+    def row_seconds(_: object, records: list[Kernel], __: object, given: float, n: int) -> float:
+        seconds["+".join(record.name for record in records)] = given
+        return 1.0 if records and records[0].backend == "triton" else 0.001
+
+    monkeypatch.setattr(budget, "_row_seconds", row_seconds)
+    monkeypatch.setattr(rung, "run", lambda result, *_: result)
+    matrix, names = inputs.random(4096, 8, torch.float32), ("safe", "triton_online")
+    setting = rung.Setting(plan.Problem(4096, 8), 4096, torch.float32, torch.device("cpu"))
+    records = [KERNELS[name] for name in names]
+    cut = budget.affordable(setting, records, matrix, 40.0, lambda _: None)
+    assert seconds == {"safe": 30.0, "triton_online": 10.0}
+    assert (cut.rows, cut.interpreted_rows) == (4096, 8)
+    cut = budget.affordable(setting, records[1:], matrix, 40.0, lambda _: None)
+    assert seconds["triton_online"] == 40.0
+    assert (cut.rows, cut.interpreted_rows) == (4096, 32)
 
 
 def test_fixed_grid_is_cut_as_its_rows_are():

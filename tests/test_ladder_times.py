@@ -14,8 +14,17 @@ from ladder_kit import READS, climb, on_cpu, printed
 from online_softmax import plan
 from online_softmax.catalogue import KERNELS
 from online_softmax.cuda import host
-from online_softmax.lab import bench, info, inputs, ladder, results, rotation, rung
-from online_softmax.lab.results import Run
+from online_softmax.lab import (
+    bench,
+    info,
+    inputs,
+    ladder,
+    laddertables,
+    results,
+    rotation,
+    rung,
+)
+from online_softmax.lab.results import Result, Run
 
 pytestmark = pytest.mark.usefixtures("compiler")
 
@@ -165,3 +174,24 @@ def test_rival_is_timed_on_a_gpu(block: int):
     run = climb(x, ["safe"], block=block, rivals=("compile",))
     assert [result.name for result in run.results] == ["safe", "torch.compile"]
     assert all(result.median_us or result.reasons for result in run.results), run.results
+
+
+# ---- in the lessons
+
+
+def test_a_column_of_times_has_dashes_and_the_reasons_are_below(whole: Run):
+    why = "v3_register_cache holds at most 8 columns; this row has 9: v2 has no such limit"
+    refused = Result("v3_register_cache", "v3_register_cache", "cuda", "", reasons=(why,))
+    known = Result("safe", "safe", "cuda", "", median_us=63.7, block=256)
+    run = Run(whole.header, (known, refused))
+    name = laddertables._title(run)
+    for text in (laddertables.lesson_table([run, run], "v3_register_cache"),
+                 laddertables.cells_table([run, run])):  # fmt: skip
+        rows = [line for line in text.splitlines() if line.startswith(f"| {name}")]
+        assert len(rows) == 2
+        assert all("— |" in row and "holds" not in row for row in rows)
+        assert text.count("—: v3_register_cache holds at most 8 columns; this row has 9.") == 1
+    assert "—:" not in laddertables.lesson_table([run], "safe")
+    never = dataclasses.replace(refused, reasons=())
+    page = laddertables.lesson_table([Run(whole.header, (never,))], never.name)
+    assert "\n\n—: not timed.\n\n" in page

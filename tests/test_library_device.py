@@ -175,6 +175,7 @@ def test_the_device_of_the_input(variant: Variant) -> None:
     want = _work(variant, x.cuda(0))
     with torch.cuda.device(0):
         got = _work(variant, x.cuda(1))
+        assert torch.cuda.current_device() == 0
     for a, b in zip(got, want, strict=True):
         assert a.device.index == 1
         close(a.cpu(), b.cpu())

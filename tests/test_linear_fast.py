@@ -81,6 +81,42 @@ def test_what_was_made_is_given_once(
                     each.fill_(7.0)
 
 
+def test_the_second_rounding_of_a_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the float32 sums, element by element: one rounding to bfloat16 where the upstream is
+    a power of two, two where it is not; of float16, one whatever it is."""
+    unit = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}  # half a unit, relative
+    for dtype, once in unit.items():
+        x, w, b, target = example(12, 9, 80, dtype)
+        leaves = [t.requires_grad_() for t in (x, w, b)]
+
+        def call(t: torch.Tensor = target) -> torch.Tensor:
+            x, w, b = leaves  # noqa: B023
+            return linear_cross_entropy(x, w, t, linear_bias=b, reduction="sum", memory="fast")
+
+        sums: list[torch.Tensor] = []
+        original = linearfast.forward_with_gradient
+        with monkeypatch.context() as patch:
+            patch.setattr(linearfast, "held_dtype", lambda given, dtype: torch.float32)
+            patch.setattr(
+                linearfast,
+                "forward_with_gradient",
+                lambda *args: sums.extend((found := original(*args))[1:]) or found,  # noqa: B023
+            )
+            call()
+        assert [t.dtype for t in sums] == [torch.float32] * 3
+        for upstream in (1.0, 0.25, 8.0, 0.3, 3.0):
+            given = torch.tensor(upstream, dtype=dtype)
+            found = torch.autograd.grad(call(), leaves, given)
+            errors = []
+            for mine, summed in zip(found, sums, strict=True):
+                want = summed.double() * given.double()
+                errors.append(((mine.double() - want).abs() / want.abs().clamp(min=1e-3)).max())
+            largest = float(max(errors))
+            is_twice = dtype == torch.bfloat16 and upstream in (0.3, 3.0)
+            assert largest <= (2 if is_twice else 1) * once + 2.0**-15, (dtype, upstream)
+            assert not is_twice or largest > once + 2.0**-15
+
+
 @needs_compiler
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_an_upstream_of_1_moves_nothing(

@@ -137,17 +137,34 @@ def _twice(x: Tensor, function: Any) -> None:
 
 @MEMORY
 def test_what_has_no_derivative_says_so(memory: str) -> None:
+    """Each error names the call that has it, and that call has it."""
     x, w, _, target = example()
     x.requires_grad_()
-    with pytest.raises(RuntimeError, match=r"no second derivative \(create_graph"):
-        _twice(x, lambda x: linear_cross_entropy(x, w, target, memory=memory))
+    instead = (
+        r".*: cross_entropy\(linear\(input, linear_weight, linear_bias\), target, \.\.\.\) can"
+    )
+    call = lambda x: linear_cross_entropy(x, w, target, memory=memory)  # noqa: E731
+    by_name = lambda x: cross_entropy(functional.linear(x, w), target)  # noqa: E731
+    with pytest.raises(RuntimeError, match=rf"no second derivative \(create_graph{instead}"):
+        _twice(x, call)
+    _twice(x, by_name)
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(x.detach(), torch.ones_like(x))
-        with pytest.raises(RuntimeError, match="forward mode"):
-            linear_cross_entropy(dual, w, target, memory=memory)
-    call = lambda x: linear_cross_entropy(x, w, target, memory=memory)  # noqa: E731
-    with pytest.raises(NotImplementedError, match=r"torch\.func"):
-        torch.func.grad(call)(x.detach())
+        with pytest.raises(RuntimeError, match=f"no derivative in forward mode{instead}"):
+            call(dual)
+        assert forward_ad.unpack_dual(by_name(dual)).tangent is not None
+    several, labels = x.detach().expand(3, *x.shape), target.expand(3, *target.shape)
+    for transformed in (
+        lambda f: torch.func.grad(f)(x.detach()),
+        lambda f: torch.func.hessian(f)(x.detach()),
+        lambda f: torch.func.jvp(f, (x.detach(),), (torch.ones_like(x),)),
+        lambda f: torch.vmap(f)(several),
+    ):
+        with pytest.raises(NotImplementedError, match=rf"torch\.func's transforms{instead}"):
+            transformed(call)
+        transformed(by_name)
+    with pytest.raises(NotImplementedError, match=r"torch\.func"):  # by the target alone
+        torch.vmap(lambda t: linear_cross_entropy(x.detach(), w, t, memory=memory))(labels)
 
 
 def test_modes_and_subclasses_see_the_op() -> None:

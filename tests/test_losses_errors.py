@@ -98,6 +98,24 @@ def test_errors(name: str) -> None:
         call()
 
 
+def test_classes_that_are_last() -> None:
+    """The error says what to do, and that does it; where the shapes do not fit, it says nothing."""
+    torch.manual_seed(0)
+    logits, target = torch.randn(2, 3, 5), torch.randint(5, (2, 3))
+    want = functional.cross_entropy(logits.flatten(0, -2), target.flatten())
+    hint = re.escape(". If the classes are last: logits.flatten(0, -2) and target.flatten()")
+    for given in (target, target.flatten()):
+        with pytest.raises((RuntimeError, ValueError), match=hint) as raised:
+            cross_entropy(logits, given)
+        assert ("or dim=-1" in str(raised.value)) == (given is target)
+    close(cross_entropy(logits.flatten(0, -2), target.flatten()), want)
+    close(cross_entropy(logits, target, dim=-1), want)
+    for other in (target[:1], target[:, :2], target[..., None]):
+        with pytest.raises((RuntimeError, ValueError)) as raised:
+            cross_entropy(logits, other)
+        assert "classes are last" not in str(raised.value)
+
+
 @DEVICES
 def test_devices_are_compared(device: str) -> None:
     other = "meta"

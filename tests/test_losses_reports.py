@@ -164,6 +164,28 @@ def test_the_same_bits_every_time(weighted: bool, in_forward: bool, place: str) 
         close([each.double() for each in first], list(want), rtol=1e-5, atol=size)
 
 
+@FORWARD
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_same_bits_of_classes_in_front(
+    weighted: bool, reduction: str, in_forward: bool, place: str
+) -> None:
+    """S80: spatial, classes along dim 1; where kernels run on the CPU a part of it."""
+    shape = (2, 2, 16, 16) if place == "cpu" else (16, 2, 256, 256)
+    x = torch.randn(shape, device=place)
+    t = torch.randint(2, (shape[0], *shape[2:]), device=place)
+    t[..., ::5] = IGNORED
+    weight = torch.tensor([0.3, 1.7], device=place) if weighted else None
+    options = {"reduction": reduction, "weight": weight, "grad_in_forward": in_forward}
+    first = both(x, t, **options)
+    for _ in range(20 if place == "cuda" else 2):
+        assert all(map(torch.equal, first, both(x, t, **options)))
+    wide = None if weight is None else weight.cpu().double()
+    want = in_float64(x, t, reduction=reduction, weight=wide)
+    size = 4e-7 * float(want[1].abs().max())
+    close([each.double() for each in first], list(want), rtol=1e-5, atol=size)
+
+
 @gpu
 @FORWARD
 def test_odd_in_both(in_forward: bool) -> None:  # S83

@@ -125,6 +125,7 @@ def test_metrics_that_a_chip_does_not_know_are_left_out_and_said(tmp_path, monke
     assert line.counters["dram_read"] == pytest.approx(4.0)  # by its other name
     assert "tensor" not in line.counters
     (note,) = [note for note in found.header.notes if note.startswith("left out")]
+    assert note.startswith("left out, since ncu does not know them here: ")
     assert NAMES["stall_gmma"] in note
     assert NAMES["tensor"] in note
     assert NAMES["dram_read"] not in note

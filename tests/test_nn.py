@@ -8,7 +8,7 @@ import pickle
 import pytest
 import torch
 
-from online_softmax import cross_entropy, log_softmax, logsumexp, nn, softmax
+from online_softmax import cross_entropy, log_softmax, logsumexp, nn, softmax, token_stats
 
 INF = float("inf")
 close = torch.testing.assert_close
@@ -107,3 +107,30 @@ def test_cross_entropy_loss() -> None:
             nn.CrossEntropyLoss(**wrong)
     with pytest.raises(RuntimeError, match="label_smoothing must be in"):
         nn.CrossEntropyLoss(label_smoothing=2.0)
+
+
+def test_token_stats() -> None:
+    x, target = torch.randn(2, 3, 7, requires_grad=True), torch.tensor([[0, 6, 3], [1, 2, 5]])
+    module = nn.TokenStats(3, temperature=0.7)
+    assert module.state_dict() == {}
+    want = token_stats(x, target, top_k=3, temperature=0.7)
+    for each in (module, copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        close(each(x, target), want)
+    close(module(x).entropy, want.entropy)
+    assert module(x).target_rank is None
+    assert nn.TokenStats()(x, target=target).top_indices is None
+    (dx,) = torch.autograd.grad(module(x, target).target_log_prob.sum(), x)
+    close(dx, torch.autograd.grad(want.target_log_prob.sum(), x)[0])
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    close(compiled(x, target), want)
+    assert repr(nn.TokenStats()) == "TokenStats(top_k=0, temperature=1.0)"
+    assert repr(module) == "TokenStats(top_k=3, temperature=0.7)"
+    for error, words, wrong in (
+        (ValueError, "top_k must be at least 0, got -1", {"top_k": -1}),
+        (TypeError, "top_k must be an int", {"top_k": 1.5}),
+        (ValueError, "temperature must be above 0", {"temperature": 0.0}),
+    ):
+        with pytest.raises(error, match=rf"TokenStats\(\): {words}"):
+            nn.TokenStats(**wrong)
+    with pytest.raises(ValueError, match=r"token_stats\(\): top_k must be in \[0, 7\], got 8"):
+        nn.TokenStats(8)(x)

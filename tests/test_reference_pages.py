@@ -1,5 +1,5 @@
 """The reference in Chinese: each name of the English pages, its signature, every argument and its
-default, and the docstring below."""
+default, what is returned and raised, and the docstring's examples below."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pages_kit import ROOT, counterpart, tables
 
 PAGES = sorted(p for p in (ROOT / "docs" / "reference").glob("*.md") if ".zh" not in p.name)
 NONE = "无"  # of an argument that has no default
+RAISED = re.compile(r"    [\w.]*(Error|Unavailable): ")  # a line of a docstring's Raises
 NAME = re.compile(r"^::: (\S+)$", re.MULTILINE)
 
 
@@ -76,6 +77,14 @@ def wrong(text: str) -> list[str]:
         if inspect.isclass(it) and issubclass(it, tuple):
             found += [f"{name}: fields"] * ([field for field, _ in shown] != list(it._fields))
             continue
+        sections = {"Returns:": "**返回**", "Raises": "**报错**"}
+        says = (inspect.getdoc(it) or "").splitlines()
+        for begins, chinese in sections.items():
+            if any(line.startswith(begins) for line in says) != (chinese in part):
+                found.append(f"{name}: {chinese}")
+        if "Raises:" in says:
+            kinds = {line.strip().partition(":")[0] for line in says if RAISED.match(line)}
+            found += [f"{name}: {kind}" for kind in kinds if f"`{kind}`" not in part]
         if f"`{signature(name)}`" not in part:
             found.append(f"{name}: {signature(name)}")
         wanted = [words(each) for each in inspect.signature(it).parameters.values()]

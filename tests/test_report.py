@@ -16,6 +16,7 @@ from cli_kit import run as command
 from online_softmax.lab import cli, grid, htmlreport, reportcli, reportdata, reportmd, reportread
 from online_softmax.lab.inputs import BadInput
 from online_softmax.lab.reportdata import Report
+from online_softmax.lab.reportmore import attention_memory_sheet
 from online_softmax.lab.reportsheet import Sheet, markdown
 from online_softmax.lab.results import save
 from online_softmax.lab.storedlines import text_of
@@ -164,6 +165,8 @@ def test_attention_s_memory_is_a_table_and_a_picture(tmp_path: Path):
     of = "| bfloat16, 131,072 queries and keys, head_dim 128"
     assert f"{of} | ours | 33 | 169 | 100 | 68.72 |\n{of} | torch, flash | 34 | 236 |" in memory
     assert "would be 68.7 GB in float32." in memory
+    bars = [name for name, _ in attention_memory_sheet(reportread.read([path]).parts).columns]
+    assert [name for name in bars if name.endswith(" MB")] == ["forward MB", "with gradients MB"]
     pytest.importorskip("matplotlib")
     command("report", path, "--format", "png", "-o", tmp_path / "drawn")
     assert [each.name for each in (tmp_path / "drawn").iterdir()] == ["attention_memory.png"]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from browser_kit import open_page, overflows
+from browser_kit import OVERFLOWS, open_page, overflows, until
 from online_softmax.lab import htmlreport, reportcells, reportread
 from online_softmax.lab.grid import WHOLE, Cell
 from online_softmax.lab.reportdata import Report
@@ -118,7 +118,7 @@ def test_stored_results_are_readable(width: int, scheme: str, tmp_path: Path):
         assert (levels[0], levels.count(1)) == (1, 1)
         assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
         page.evaluate("for (const box of document.querySelectorAll('details')) box.open = true")
-        page.wait_for_function("document.querySelectorAll('table').length > 20")
+        until(page, "document.querySelectorAll('table').length > 20")
         assert overflows(page) == []
         assert page.evaluate(NAMELESS) == []
         assert page.evaluate(FAINT) == []
@@ -217,8 +217,8 @@ def test_downloads(small: Path):
         down = "document.getElementById('plot-few-rows').layout.yaxis.title.text"
         assert page.evaluate(down) == "rows"
         page.set_viewport_size({"width": 390, "height": 800})
-        page.wait_for_function(f"{down} === 'columns'")
-        assert overflows(page) == []
+        until(page, f"{down} === 'columns'")
+        until(page, f"!({OVERFLOWS})().length")  # each figure takes its new width by and by
 
 
 NAMED = """[...document.querySelectorAll("#plot-roofline .annotation-text-g")].map((each) => {
@@ -246,11 +246,7 @@ def test_no_name_of_the_roofline_covers_another(width: int, tmp_path: Path):
             if width > 640 and i == 1:
                 high = page.evaluate(HEIGHTS)
                 page.set_viewport_size({"width": 900, "height": 900})
-                drawn = "document.getElementById('plot-roofline')._fullLayout.width < 900"
-                for _ in range(100):  # the page's policy forbids what wait_for_function evaluates
-                    if page.evaluate(drawn):
-                        break
-                    page.wait_for_timeout(50)
+                until(page, "document.getElementById('plot-roofline')._fullLayout.width < 900")
                 assert page.evaluate(HEIGHTS) == high
             named, (left, top, right, bottom) = page.evaluate(NAMED), page.evaluate(FRAME)
             assert len([name for name, *_ in named if name in ("v0", "safe", "t_online")]) == 6

@@ -53,11 +53,12 @@ def explain(
             not divide, or more of attention than a tensor holds.
 
     Returns:
-        Text, the kernel's name and the reason first. Nothing runs, and no GPU is asked.
+        Text, the kernel's name and the reason first: "reference" where PyTorch operations run,
+        "none" where there is no element. Nothing runs, and no GPU is asked.
 
     Examples:
         >>> print(explain(1, 1_048_576).splitlines()[0])
-        split: 128 parts in all are few for 132 multiprocessors: parts of rows, two kernels
+        split: two kernels, a block for each of 128 parts of rows: streamed wants 528 or more
     """
     if arch not in plan.ARCHES:
         raise ValueError(f"explain(): no facts about {arch!r}; known are {', '.join(plan.ARCHES)}")
@@ -74,7 +75,22 @@ def explain(
     if not isinstance(op, str) or op not in OPERATIONS:
         raise ValueError(f"explain(): op must be one of {', '.join(OPERATIONS)}, got {op!r}")
     problem = Problem(rows, cols, dtype, arch=arch)
-    return "\n".join(_lines(op, problem, _sizes(op, sizes)))
+    sizes = _sizes(op, sizes)
+    if is_nothing(op, rows, cols):
+        return f"none: {rows} x {cols} has no element: no kernel of ours is launched"
+    return "\n".join(_lines(op, problem, sizes))
+
+
+def is_nothing(op: str, rows: int, cols: int) -> bool:
+    """Whether there is nothing for a kernel to do. Attention's queries without keys give 0, and
+    pairs without columns have an lse: these are made."""
+    return not rows or (not cols and op not in ("attention", "merge"))
+
+
+def asks_arch(op: str, rows: int, cols: int, dtype: str) -> bool:
+    """Whether what `explain` says may depend on the architecture."""
+    is_ours = dtype in rowplan.ITEM_BYTES or op == "linear_cross_entropy"
+    return is_ours and not is_nothing(op, rows, cols)
 
 
 def _sizes(op: str, given: dict[str, int]) -> dict[str, int]:
@@ -118,6 +134,8 @@ def _lines(op: str, problem: Problem, sizes: dict[str, int]) -> list[str]:
 
 
 def _of_softmax(problem: Problem) -> list[str]:
+    if problem.dtype not in rowplan.ITEM_BYTES:
+        return explained.of_rows("softmax", problem)
     kernel, why = catalogue.choose(problem)
     lines = [f"{kernel.name}: {why}"]
     if kernel.rung:

@@ -45,8 +45,8 @@ class batch_invariant:  # noqa: N801  a function to its callers, as torch.set_gr
     With False, few rows may take a faster cut, and then have other bits than the same rows among
     many: within the same bounds, and the same at every run. Today softmax and log_softmax of 16-bit
     types have such cuts, along the last dim, for up to 16 rows of more than 16,384 and up to
-    262,144 columns that are whole 16-byte vectors, on sm_90a and sm_100a; all else is as before.
-    `explain` says where.
+    163,840 columns, or up to 4 rows of up to 262,144, that are whole 16-byte vectors, on sm_90a and
+    sm_100a; all else is as before. `explain` says where.
 
     A process begins with True, or False where the environment variable
     ONLINE_SOFTMAX_BATCH_INVARIANT is 0 as the package is imported.

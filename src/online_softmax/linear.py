@@ -68,12 +68,15 @@ def linear_cross_entropy(
             in the forward, three products; it takes 4 chunk classes + 2 group classes bytes. A
             group is all tokens where these are at most 2 features, else the second is about 740 MB
             and 4 classes features bytes of sums are beside it. `docs/api.md` has the whole formula.
-            Where no gradient is recorded, and for reduction="none", "fast" is "low".
+            Where no gradient is recorded, and for reduction="none", "fast" is "low". A gradient is
+            a float32 sum, rounded once; a bfloat16 one of "fast" twice where the upstream gradient
+            is no power of two: within 2**-7 + 2**-15 of the sum times it, else 2**-8 + 2**-15.
         kernel: "reference" keeps the kernels of cross-entropy out; None: they run where they can.
 
     Returns:
         The loss in input's dtype, float32 under autocast; 0-dim, or of target's shape for "none".
-        Differentiable once, in reverse mode, by input, linear_weight and linear_bias.
+        Differentiable once, in reverse mode, by input, linear_weight and linear_bias; for more,
+        and under transforms, take cross_entropy(linear(input, ...), target), as the errors say.
 
     Raises:
         TypeError: an argument is not a tensor, or a number is of another type.

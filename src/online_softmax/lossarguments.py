@@ -48,7 +48,7 @@ def targets_are_classes(name: str, x: Tensor, target: Any, dim: int) -> bool:
         return False
     if target.shape != rows and not (x.dim() == 1 and target.shape == (1,)):
         wanted = f"{name}(): target must have shape {rows}, that of logits {tuple(x.shape)} "
-        wanted += f"without dim {dim}, got {tuple(target.shape)}"
+        wanted += f"without dim {dim}, got {tuple(target.shape)}{_classes_last(x, target, dim)}"
         is_count = target.dim() == len(rows) and rows and target.shape[0] != rows[0]
         raise (ValueError if is_count else RuntimeError)(wanted)
     if target.dtype not in CLASSES:
@@ -57,6 +57,16 @@ def targets_are_classes(name: str, x: Tensor, target: Any, dim: int) -> bool:
             f"(probabilities), got {target.dtype}"
         )
     return True
+
+
+def _classes_last(x: Tensor, target: Tensor, dim: int) -> str:
+    """What to do where the shapes are those of logits whose classes stand last."""
+    tokens = x.shape[:-1]
+    is_flat = target.shape == (tokens.numel(),)
+    if dim == x.dim() - 1 or not (is_flat or target.shape == tokens):
+        return ""
+    flat = "logits.flatten(0, -2) and target.flatten()"
+    return f". If the classes are last: {flat}" + ("" if is_flat else ", or dim=-1")
 
 
 def check_weight(name: str, x: Tensor, weight: Any, dim: int) -> None:

@@ -13,18 +13,10 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from online_softmax import api, linear, losses
+from online_softmax import api, library, linear, lossarguments, losses, stats
 from online_softmax.api import Empty
 from online_softmax.arguments import check_empty, check_scale
 from online_softmax.linear import Memory
-from online_softmax.lossarguments import (
-    check_ignore_index,
-    check_overwrite_logits,
-    check_reduction,
-    check_smoothing,
-    check_softcap,
-    check_z_loss,
-)
 from online_softmax.losses import Reduction
 
 
@@ -130,7 +122,71 @@ class LogSumExp(_RowModule):
         return f"dim={self.dim}{keepdim}{self._options()}"
 
 
-class CrossEntropyLoss(nn.Module):
+class TokenStats(nn.Module):
+    """`online_softmax.token_stats` as a module: of logits, and of a target if one is given.
+
+    Args:
+        top_k: how many of the largest to give, at least 0.
+        temperature: above 0 and finite; divides the logits.
+
+    Shapes: logits (..., classes), target (...) or None; the result is the function's NamedTuple.
+    Raises what the function raises, for a wrong number when the module is made.
+
+    Examples:
+        >>> import torch
+        >>> TokenStats(top_k=1)(torch.tensor([[2.0, 0.0, 1.0]])).top_indices
+        tensor([[0]])
+    """
+
+    def __init__(self, top_k: int = 0, *, temperature: float = 1.0) -> None:
+        super().__init__()
+        name = type(self).__name__
+        self.top_k = stats.check_top_k(name, top_k)
+        self.temperature = lossarguments.check_temperature(name, temperature)
+
+    def forward(self, logits: Tensor, target: Tensor | None = None) -> library.TokenStats:
+        return stats.token_stats(logits, target, top_k=self.top_k, temperature=self.temperature)
+
+    def extra_repr(self) -> str:
+        return f"top_k={self.top_k}, temperature={self.temperature}"
+
+
+_LOSS_OPTIONS = ("ignore_index", "reduction", "label_smoothing", "z_loss", "softcap", "scale")
+
+
+class _LossModule(nn.Module):
+    """What the losses have in common: options, checked when the module is made."""
+
+    weight: Tensor | None
+    _more: tuple[str, ...]  # options of the one loss alone
+
+    def __init__(
+        self,
+        weight: Tensor | None,
+        ignore_index: int,
+        reduction: Reduction,
+        label_smoothing: float,
+        z_loss: float,
+        softcap: float | None,
+        scale: float,
+    ) -> None:
+        super().__init__()
+        name = type(self).__name__
+        self.register_buffer("weight", weight)
+        self.ignore_index = lossarguments.check_ignore_index(name, ignore_index)
+        lossarguments.check_reduction(name, reduction)
+        self.reduction: Reduction = reduction
+        self.label_smoothing = lossarguments.check_smoothing(name, label_smoothing)
+        self.z_loss = lossarguments.check_z_loss(name, z_loss)
+        self.softcap = lossarguments.check_softcap(name, softcap)
+        self.scale = check_scale(name, scale)
+
+    def _options(self) -> dict[str, Any]:
+        """What the function is called with, beside the tensors."""
+        return {name: getattr(self, name) for name in (*_LOSS_OPTIONS, *self._more)}
+
+
+class CrossEntropyLoss(_LossModule):
     """`online_softmax.cross_entropy` as a module, in place of `torch.nn.CrossEntropyLoss`.
 
     Args:
@@ -147,7 +203,7 @@ class CrossEntropyLoss(nn.Module):
         tensor(1.3863)
     """
 
-    weight: Tensor | None
+    _more = ("dim", "grad_in_forward", "overwrite_logits")
 
     def __init__(
         self,
@@ -163,18 +219,9 @@ class CrossEntropyLoss(nn.Module):
         grad_in_forward: bool = False,
         overwrite_logits: bool = False,
     ) -> None:
-        super().__init__()
-        name = type(self).__name__
-        self.register_buffer("weight", weight)
-        self.ignore_index = check_ignore_index(name, ignore_index)
-        check_reduction(name, reduction)
-        self.reduction: Reduction = reduction
-        self.label_smoothing = check_smoothing(name, label_smoothing)
-        self.z_loss = check_z_loss(name, z_loss)
-        self.softcap = check_softcap(name, softcap)
-        self.scale = check_scale(name, scale)
+        super().__init__(weight, ignore_index, reduction, label_smoothing, z_loss, softcap, scale)
         self.dim = dim
-        check_overwrite_logits(name, overwrite_logits, grad_in_forward)
+        lossarguments.check_overwrite_logits(type(self).__name__, overwrite_logits, grad_in_forward)
         self.grad_in_forward = bool(grad_in_forward)
         self.overwrite_logits = bool(overwrite_logits)
 
@@ -188,21 +235,8 @@ class CrossEntropyLoss(nn.Module):
         given = [f"{k}={v!r}" for k, v in self._options().items() if v != defaults[k]]
         return ", ".join(given if self.weight is None else ["weight", *given])
 
-    def _options(self) -> dict[str, Any]:
-        return {
-            "ignore_index": self.ignore_index,
-            "reduction": self.reduction,
-            "label_smoothing": self.label_smoothing,
-            "z_loss": self.z_loss,
-            "softcap": self.softcap,
-            "scale": self.scale,
-            "dim": self.dim,
-            "grad_in_forward": self.grad_in_forward,
-            "overwrite_logits": self.overwrite_logits,
-        }
 
-
-class LinearCrossEntropyLoss(nn.Module):
+class LinearCrossEntropyLoss(_LossModule):
     """`online_softmax.linear_cross_entropy` with a `torch.nn.Linear` of its own, in place of
     `torch.nn.LinearCrossEntropyLoss`; its state dict is the same.
 
@@ -224,7 +258,7 @@ class LinearCrossEntropyLoss(nn.Module):
         torch.Size([100, 8])
     """
 
-    weight: Tensor | None
+    _more = ("memory",)
 
     def __init__(
         self,
@@ -243,18 +277,10 @@ class LinearCrossEntropyLoss(nn.Module):
         scale: float = 1.0,
         memory: Memory = "low",
     ) -> None:
-        super().__init__()
-        name = type(self).__name__
+        ignored = -100 if ignore_index is None else ignore_index
+        super().__init__(weight, ignored, reduction, label_smoothing, z_loss, softcap, scale)
         self.linear = nn.Linear(in_features, num_classes, bias=bias, device=device, dtype=dtype)
-        self.register_buffer("weight", weight)
-        check_reduction(name, reduction)
-        self.reduction: Reduction = reduction
-        self.ignore_index = check_ignore_index(name, -100 if ignore_index is None else ignore_index)
-        self.label_smoothing = check_smoothing(name, label_smoothing)
-        self.z_loss = check_z_loss(name, z_loss)
-        self.softcap = check_softcap(name, softcap)
-        self.scale = check_scale(name, scale)
-        linear.check_memory(name, memory)
+        linear.check_memory(type(self).__name__, memory)
         self.memory: Memory = memory
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:  # noqa: A002 (torch's name)
@@ -264,13 +290,7 @@ class LinearCrossEntropyLoss(nn.Module):
             target,
             linear_bias=self.linear.bias,
             weight=self.weight,
-            reduction=self.reduction,
-            ignore_index=self.ignore_index,
-            label_smoothing=self.label_smoothing,
-            z_loss=self.z_loss,
-            softcap=self.softcap,
-            scale=self.scale,
-            memory=self.memory,
+            **self._options(),
         )
 
     def extra_repr(self) -> str:

@@ -123,7 +123,7 @@ def _v3(p: Problem, block: int | None) -> Numbers:
 
 def _v4(p: Problem, block: int | None) -> Numbers:
     threads = block or clamp_block(ceil_div(p.cols, 4 * p.vector))
-    # By warps alone: in 16-bit types registers admit fewer, and the last blocks wait their turn.
+    # By warps alone: where registers admit fewer blocks, the last ones wait their turn.
     resident = min(p.facts.max_blocks, p.facts.max_warps * WARP // threads)
     blocks = max(1, min(p.rows, MAX_GRID, p.multiprocessors * resident))
     return Numbers(threads, f"{blocks} blocks stay and loop over the rows", blocks=blocks)
@@ -279,15 +279,15 @@ def why_not(kernel: str, problem: Problem) -> str:
         if p.cols < SPLIT_MIN_COLS:
             return f"{p.cols} columns are too few to share among blocks"
         if p.rows * 2 <= p.multiprocessors:
-            return "reads every element twice"
+            return "reads every element twice, by one cut for every type; what ships is tuned"
         return f"{_rows(p)}, a block each, already fill {p.multiprocessors} multiprocessors"
     return {
         "safe": "reads every element three times",
         "v0_thread": "one thread a row: few threads, each waiting for its own sector of memory",
         "v1_warp_shuffle": "moves one element an instruction, where v2_vectorized moves 16 bytes",
-        "v2_vectorized": "reads every element twice",
+        "v2_vectorized": "reads every element twice, a block a row",
         "v3_register_cache": "one block a row whatever its width: registers cuts rows to fit",
         "v4_grid_stride": "reads every element twice; a fixed grid gains nothing over a plain one",
         "triton_two_pass": "reads every element three times",
-        "triton_online": "reads every element twice",
+        "triton_online": "reads every element twice, a program a row",
     }[kernel]

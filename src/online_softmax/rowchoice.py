@@ -19,7 +19,7 @@ from online_softmax.rowplan import (
     reasons,
     vectors_a_row,
 )
-from online_softmax.rowtables import FEW, FEW_ROWS, SPREAD, STREAMED_ITEMS
+from online_softmax.rowtables import FEW, SPREAD, STREAMED_ITEMS
 
 
 def chosen(op: str, problem: Problem, invariant: bool = True) -> Row:
@@ -41,11 +41,11 @@ def few(op: str, problem: Problem) -> Row | None:
     """The cut for few rows that is faster than the planned one and gives other bits, if any."""
     p, item = problem, ITEM_BYTES[problem.dtype]
     is_whole = p.cols * item % VECTOR_BYTES == 0
-    if p.rows > FEW_ROWS or not (is_whole and has_clusters(p.arch)):
+    if not (is_whole and has_clusters(p.arch)):
         return None
     row = vectors_a_row(p.cols, item)
-    for least, most, vectors, cluster in FEW.get((kind_of(op), item), ()):
-        if least < row <= most:
+    for least, most, vectors, cluster, most_rows in FEW.get((kind_of(op), item), ()):
+        if least < row <= most and p.rows <= most_rows:
             block = block_of(row, vectors, cluster)
             why = (
                 f"few rows, batch invariance off: {cluster} blocks a row, {block} threads of "
@@ -73,7 +73,8 @@ def mechanism(row: Row, op: str, problem: Problem) -> Row:
         return row
     items = problem.rows * row.parts
     refusals = reasons("streamed", op, problem)
-    if items >= STREAMED_ITEMS * sms and not refusals:
+    enough = STREAMED_ITEMS * sms
+    if items >= enough and not refusals:
         return row
-    why = f"{items} parts in all are few for {sms} multiprocessors: parts of rows, two kernels"
+    why = f"two kernels, a block for each of {items} parts of rows: streamed wants {enough} or more"
     return replace(row, kernel="split", why=refusals[0] if refusals else why)

@@ -24,8 +24,10 @@ def token_stats(
     not.
 
     On CUDA kernels read the logits once and hold nothing of their size, with a top_k of at most
-    128, under torch.compile too; elsewhere, and under torch.func and in forward mode, it is made of
-    torch's operations.
+    128, under torch.compile too. The limit is a decision: lists of the largest are merged in the
+    registers of a warp, four elements a lane. With more the rows are sorted beside that read, which
+    holds several tensors of their size; the other statistics are made as before. Elsewhere, and
+    under torch.func and in forward mode, all is made of torch's operations.
 
     Args:
         logits: (..., classes), with at least one class; float16, bfloat16, float32, float64 or fp8.
@@ -69,15 +71,17 @@ def token_stats(
         raise RuntimeError(f"{name}(): target must be int64 or uint8, got {target.dtype}")
     if target is not None and target.dim() == logits.dim():
         target = target.reshape(())
-    count = _count(name, top_k, logits.shape[-1])
+    count = check_top_k(name, top_k, logits.shape[-1])
     return library.token_stats(logits, target, count, check_temperature(name, temperature))
 
 
-def _count(name: str, top_k: Any, classes: int) -> int:
+def check_top_k(name: str, top_k: Any, classes: int | None = None) -> int:
+    """top_k, in [0, classes]; classes: None where they are not yet known."""
     is_int = isinstance(top_k, int)  # a size that torch.compile has made a symbol is one too
     if isinstance(top_k, bool) or not (is_int or hasattr(top_k, "__index__")):
         raise TypeError(f"{name}(): top_k must be an int, got {top_k!r}")
     top_k = top_k if is_int else operator.index(top_k)
-    if not 0 <= top_k <= classes:
-        raise ValueError(f"{name}(): top_k must be in [0, {classes}], got {top_k}")
+    if top_k < 0 or (classes is not None and top_k > classes):
+        wanted = "at least 0" if classes is None else f"in [0, {classes}]"
+        raise ValueError(f"{name}(): top_k must be {wanted}, got {top_k}")
     return top_k

@@ -15,6 +15,7 @@ from online_softmax.lab.fusedsizes import TOKENS, parsed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 PASSES = {"attention": "forward", "attention_backward": "backward"}
 HEAD_DIMS = (128, 64)
@@ -58,6 +59,17 @@ def draw(rows: Sequence[Row], path: str | Path) -> None:
         OSError: the file cannot be written.
     """
     plot.check(path)
+    picture(rows).savefig(path, bbox_inches="tight", pad_inches=0.25)
+
+
+def picture(rows: Sequence[Row]) -> Figure:
+    """The chart.
+
+    Raises:
+        plot.Unavailable: there is no matplotlib.
+        ValueError: no such cell was timed.
+    """
+    plot.check("a.png")
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -78,7 +90,8 @@ def draw(rows: Sequence[Row], path: str | Path) -> None:
             axes.set_title(f"{PASSES[op]}, head_dim {dim}", loc="left", fontsize=11)
             _panel(axes, panel, top)
         _legend(figure.axes[0])
-    figure.savefig(path, bbox_inches="tight", pad_inches=0.25)
+        figure.canvas.draw()
+    return figure
 
 
 def _panel(axes: Axes, panel: dict[tuple[str, bool], Line], top: float) -> None:

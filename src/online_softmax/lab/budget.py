@@ -18,6 +18,7 @@ from online_softmax.plan import Problem
 PROBE_ELEMENTS = 2**15  # of the first run that says what a row costs, or that counts beside a GPU
 PROBE_ROWS = 2  # the same for Triton's interpreter, which takes milliseconds a row
 PROBE_SHARE = 0.05  # of the seconds: a run that takes so long says enough
+INTERPRETED_SHARE = 0.25  # of the seconds: no row that Triton's interpreter runs is counted
 
 Step = Callable[[str], None]
 
@@ -43,8 +44,8 @@ def affordable(
 ) -> Setting:
     """The setting with as many rows as take about `seconds`.
 
-    Triton's interpreter takes some hundred times as long for a row, so it has rows of its own: what
-    fits into the seconds that the others leave, half of them at least.
+    Triton's interpreter takes some hundred times as long for a row, and only shows that the rungs
+    are right: it has rows of its own, what fits into INTERPRETED_SHARE of the seconds.
     """
     one = matrix.take(1)
     for record in records:
@@ -53,11 +54,11 @@ def affordable(
     step("measuring what a row costs")
     interpreted = [record for record in records if record.backend == "triton"]
     others = [record for record in records if record.backend != "triton"]
-    share = seconds / 2 if interpreted else seconds
+    left = INTERPRETED_SHARE * seconds if others else seconds
+    share = seconds - left if interpreted and others else seconds
     few, least = few_rows(setting.problem), min(PROBE_ROWS, matrix.rows)
     row_seconds = _row_seconds(setting, others, matrix, share, few)
     rows = _within(matrix.rows, share, row_seconds)
-    left = seconds - min(rows * row_seconds, share)
     row_seconds = _row_seconds(setting, interpreted, matrix, left, least)
     return replace(setting, rows=rows, interpreted_rows=_within(rows, left, row_seconds))
 

@@ -48,8 +48,7 @@ WORDS = {
     "torch.softmax under torch.compile": "torch.compile 编译后的 torch.softmax",
     "one read, one write and nothing else: the limit":
         "只读一次、写一次，别的什么都不做：这就是极限",
-    "cannot": "不支持",
-    "not timed": "未计时",
+    "—: not timed.": "—：未计时。",
     "under 0.01": "小于 0.01",
     "under 0.1 %": "小于 0.1 %",
     "forward": "前向",
@@ -152,10 +151,27 @@ WORDS = {
         "显存是输入和梯度之外同时申请的最大量。误差是与 float64 梯度的距离除以那个梯度的大小，"
         "都按范数计。",
     "Forward and backward in TFLOP/s, half the products counted where causal, beside as many "
-    "products as one matrix product of cuBLAS; decode and merges of parts in GB/s, beside a read "
-    "of keys and values, or of the parts.":
+    "products as one matrix product of cuBLAS; decode in GB/s, beside a read of keys and values. "
+    "Merges are in GB/s of the parts and the result: two parts beside an addition, which moves all "
+    "but the log-sum-exps. More have a read of the parts alone beside them, without the write: "
+    "counted with it, its speed passes the datasheet, so it is marked, and no share is given.":
         "前向和反向按 TFLOP/s，因果时乘法按一半计，旁边是同样多的乘法由 cuBLAS 做成一次矩阵乘；"
-        "解码和各段的合并按 GB/s，旁边是把键和值、或者各段读一遍。",
+        "解码按 GB/s，旁边是把键和值读一遍。合并按各段加结果的 GB/s：两段的旁边是一次加法，除了 "
+        "log-sum-exp 都搬。更多段的旁边只是把各段读一遍，没有写；把写也算进去，"
+        "它的速度就超过规格书，所以带着记号，也不给几成。",
+    # of its pictures
+    "![attention: TFLOP/s by tokens of a sequence, ours, cuDNN and FlashAttention]"
+    "(performance-attention.png)":
+        "![attention：TFLOP/s，按序列的 token 数，本库、cuDNN 与 FlashAttention]"
+        "(performance-attention.png)",
+    "![attention_decode: GB/s by the keys of a sequence, ours and the rivals]"
+    "(performance-attention_decode.png)":
+        "![attention_decode：GB/s，按序列的键数，本库与各家](performance-attention_decode.png)",
+    "![merge: GB/s by the number of parts, ours and torch](performance-merge.png)":
+        "![merge：GB/s，按段数，本库与 torch](performance-merge.png)",
+    "![linear_cross_entropy: time and memory, ours and the rivals]"
+    "(performance-linear_cross_entropy.png)":
+        "![linear_cross_entropy：时间和显存，本库与各家](performance-linear_cross_entropy.png)",
 }  # fmt: skip
 SAME = {"", "µs", "ms", "GB/s", "TFLOP/s", "—", "head_dim", "batch", "torch", "compile", "quack",
         "liger", "tutorial", "flash-attn", "cut-cross-entropy", "torch, flash", "torch, cudnn",
@@ -176,8 +192,9 @@ SENTENCES = {
         r"**\1，\2 个 token，\3 个特征，\4 个类别**",
     r"\*\*Host cost of an eager call, (.+)\*\*": r"**一次 eager 调用的主机端开销，\1**",
     r"what `softmax` picks here: (\w+)": r"`softmax` 在这里选的：\1",
-    r"(\w+) holds at most (\d+) columns \((\d+) threads x (\d+) elements\); this row has (\d+)":
-        r"\1 最多容纳 \2 列（\3 个线程 x \4 个元素），这一行有 \5 列",
+    r"—: (\w+) holds at most (\d+) columns \((\d+) threads x (\d+) elements\); this row has "
+    r"(\d+)\.":
+        r"—：\1 最多容纳 \2 列（\3 个线程 x \4 个元素），这一行有 \5 列。",
     r"(.+) on an (.+); reads and exponentials per element; cold L2, median of three interleaved "
     r"rounds; torch (\S+)\. Raw data: (\[.+\]\(.+\))\.":
         r"\1，\2；读和指数都按每元素计；冷 L2，三轮交错测量取中位数；torch \3。原始数据：\4。",

@@ -112,7 +112,7 @@ def ladder(
     stored: options.Stored = None,
 ) -> None:
     """Run, or read, a ladder; then show, save and draw it."""
-    from online_softmax.lab import arguments, inputs, places, results, table
+    from online_softmax.lab import arguments, inputs, places, results, table, waiting
     from online_softmax.lab import plot as plots
 
     for option, path in (("--save", save), ("--plot", plot), ("--from", stored)):
@@ -124,13 +124,15 @@ def ladder(
         arguments.nothing_beside("--from", given)
         runs = _read(Path(stored))
     else:
-        matrix = arguments.matrix(rows, cols, dtype, file, sample)
-        allowed = options.SAMPLE_SECONDS if sample else options.SECONDS
+        with waiting.progress(not as_json) as progress:
+            if progress and file:
+                progress(f"reading {file}", 0, 1)
+            matrix = arguments.matrix(rows, cols, dtype, file, sample)
         wanted = {
             "arches": arguments.arches(arch),
             "only": arguments.names(only),
             "block": arguments.block(block),
-            "seconds": arguments.seconds("--seconds", seconds) or allowed,
+            "seconds": arguments.seconds("--seconds", seconds) or options.SECONDS,
             "rivals": arguments.rivals(against),
         }
     saved = places.place("--save", save) if save else None

@@ -15,6 +15,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from online_softmax.lab import clocks
+from online_softmax.lab.fusedsizes import MERGE, parsed
 
 if TYPE_CHECKING:
     from online_softmax.lab.benchfile import Entry, Row
@@ -25,6 +26,8 @@ CEILING_TIMES = 1.05
 L2_TIMES = 5.0
 MARK = "!"  # behind a time that is doubted
 HOST = "host"  # the clock of a CPU, as an entry names it
+WARM = "its input lay in the cache, or nothing waited for it"
+PARTS_READ = "it reads the parts alone, and its speed is counted with a write that it leaves out"
 APART_MARK = "~"  # behind a time of a CPU whose rounds are far apart
 # The middle round's least call over the least of all: where it is more, most rounds never had the
 # processor for themselves.
@@ -69,10 +72,8 @@ def why(entry: Entry, row: Row, limits: Limits) -> str:
         if row.is_cold_l2 is False and times > L2_TIMES:
             return f"{entry.gbs:,.0f} GB/s are {times:.1f} times the memory's: no L2 is so fast"
         if row.is_cold_l2 and times > 1:
-            return (
-                f"{entry.gbs:,.0f} GB/s are {times:.0%} of the {limits.gbs_of}: its input lay in "
-                "the cache, or nothing waited for it"
-            )
+            said = PARTS_READ if _leaves_out_the_write(entry, row) else WARM
+            return f"{entry.gbs:,.0f} GB/s are {times:.0%} of the {limits.gbs_of}: {said}"
     peak = limits.tflops.get(row.dtype)
     if peak and entry.tflops and entry.tflops > peak:
         share = entry.tflops / peak
@@ -92,6 +93,12 @@ def why(entry: Entry, row: Row, limits: Limits) -> str:
     if share <= limits.ceiling_times:
         return ""
     return f"it takes {1 / share:.2f} times what the ceiling takes beside it, which it cannot"
+
+
+def _leaves_out_the_write(entry: Entry, row: Row) -> bool:
+    """The ceiling of merges of more than two parts: mergecontenders."""
+    is_merge = entry.kind == "ceiling" and row.op == MERGE
+    return is_merge and parsed(row.sizes).get("parts", 0) > 2
 
 
 def apart(rounds_us: Sequence[float]) -> float:

@@ -52,7 +52,7 @@ def explain(
         raise BadInput(str(error).removeprefix("explain(): ")) from None
     if len(said) > 1:
         said = [f"on {each}\n{text}" for each, text in zip(arches, said, strict=True)]
-    else:
+    elif explanation.asks_arch(op, *size, kind):
         said = [f"{said[0]}\n  {_arch(arches[0], why)}"]
     fitting.say("\n\n".join(said))
 

@@ -13,7 +13,8 @@ from online_softmax.lab.inputs import BadInput
 from online_softmax.lab.reportdata import Report
 
 SCRIPTS = (  # in this order
-    "report-kit", "report-labels", "report-ladder", "report-bench", "report-more", "report",
+    "report-kit", "report-words", "report-labels", "report-ladder", "report-bench", "report-more",
+    "report",
 )  # fmt: skip
 MISSING = "the page needs plotly: pip install 'online-softmax[lab]'; or give --format md"
 

@@ -214,8 +214,10 @@ def _read_npz(path: Path) -> Any:
 
 
 def _read_torch(path: Path) -> Any:
+    # Mapped too, which files of torch before 1.6 cannot be.
+    is_zip = zipfile.is_zipfile(path)
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except (pickle.UnpicklingError, KeyError):  # torch's words advise to run the code in it
         why = "it holds more than tensors, or is something else; save a tensor or a dict of them"
         raise _no_tensor(path, why) from None

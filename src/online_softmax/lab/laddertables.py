@@ -101,32 +101,36 @@ def cells_table(runs: list[Run]) -> str:
         found = {r.name: r for r in run.results}
         timed = [_result_cell(found.get(name)) for name in names]
         rows.append((_title(run), _us(run.header.copy_us), *timed))
-    return table(head, rows)
+    lines = [found for run in runs for r in run.results if r.name in names for found in _why(r)]
+    return "\n\n".join([table(head, rows), *dict.fromkeys(lines)])
 
 
 def _result_cell(result: Result | None) -> str:
-    if result is None:
-        return "—"
-    return "cannot" if result.reasons and result.median_us is None else _us(result.median_us)
+    return "—" if result is None else _us(result.median_us)
+
+
+def _why(result: Result) -> list[str]:
+    """What to say below a table of a result without a time."""
+    if result.median_us is not None:
+        return []
+    return [f"—: {result.reasons[0].split(':')[0] if result.reasons else 'not timed'}."]
 
 
 def lesson_table(runs: list[Run], name: str) -> str:
     """One rung over all stored cells, with its best block size."""
     head = ("rows x cols", "µs", "GB/s", "of copy", "x torch", "threads a block")
-    rows = []
+    rows, lines = [], []
     for run in runs:
         for r in run.results:
             if r.name == name:
-                if r.median_us is None:
-                    why = r.reasons[0] if r.reasons else "not timed"
-                    rows.append((_title(run), why.split(":")[0], "—", "—", "—", "—"))
-                    continue
+                block = "—" if r.median_us is None else str(r.block)
                 rows.append(
                     (_title(run), _us(r.median_us), _gbs(r.gbs), _percent(r.of_copy),
-                     _number(r.of_torch), str(r.block))
+                     _number(r.of_torch), block)
                 )  # fmt: skip
-    h = runs[0].header
-    return table(head, rows) + f"\n\n{h.device}, cold L2; GB/s counts one read and one write."
+                lines += _why(r)
+    note = f"{runs[0].header.device}, cold L2; GB/s counts one read and one write."
+    return "\n\n".join([table(head, rows), *dict.fromkeys(lines), note])
 
 
 def traffic_table(folder: Path) -> str:

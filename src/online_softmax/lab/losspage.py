@@ -26,8 +26,10 @@ LINEAR = (
 ATTENTION = (
     "## Attention",
     "Forward and backward in TFLOP/s, half the products counted where causal, beside as many "
-    "products as one matrix product of cuBLAS; decode and merges of parts in GB/s, beside a read "
-    "of keys and values, or of the parts.",
+    "products as one matrix product of cuBLAS; decode in GB/s, beside a read of keys and values. "
+    "Merges are in GB/s of the parts and the result: two parts beside an addition, which moves all "
+    "but the log-sum-exps. More have a read of the parts alone beside them, without the write: "
+    "counted with it, its speed passes the datasheet, so it is marked, and no share is given.",
 )
 MORE = (
     "## Further operations",
@@ -35,6 +37,12 @@ MORE = (
     "token_stats with its gradient, and attention of packed sequences: in GB/s beside a copy, of "
     "logsumexp a read, of token_stats both; attention in TFLOP/s beside as many products.",
 )
+PICTURES = {  # of operations that are more than a matrix
+    "attention": "attention: TFLOP/s by tokens of a sequence, ours, cuDNN and FlashAttention",
+    "attention_decode": "attention_decode: GB/s by the keys of a sequence, ours and the rivals",
+    "merge": "merge: GB/s by the number of parts, ours and torch",
+    "linear_cross_entropy": "linear_cross_entropy: time and memory, ours and the rivals",
+}
 PICTURE = "![{0}: share of the ceiling by columns, ours and the rivals](performance-{0}.png)"
 
 
@@ -68,12 +76,19 @@ def bodies(
         tables = _titled(sections.get("losses", ()), shown)
         found["losses"] = "\n\n".join([*LOSSES, *pictures, *tables])
     if linear := sections.get("linear", ()):
-        found["linear"] = "\n\n".join([*LINEAR, *_titled(linear, shown)])
+        shot = _shot("linear_cross_entropy")
+        found["linear"] = "\n\n".join([*LINEAR, shot, *_titled(linear, shown)])
     if attention := sections.get("attention", ()):
-        found["attention"] = "\n\n".join([*ATTENTION, *_titled(attention, shown)])
+        ops = dict.fromkeys(row.op for row in rows)
+        shots = [_shot(op) for op in PICTURES if op in ops]
+        found["attention"] = "\n\n".join([*ATTENTION, *shots, *_titled(attention, shown)])
     if more := sections.get("more", ()):
         found["more"] = "\n\n".join([*MORE, *_titled(more, shown)])
     return found
+
+
+def _shot(op: str) -> str:
+    return f"![{PICTURES[op]}](performance-{op}.png)"
 
 
 def _titled(tables: Sequence[Table], shown: Callable[[Sequence[Table]], str]) -> list[str]:

@@ -9,7 +9,6 @@ import typer
 from online_softmax.arches import ARCHES, DEFAULT_ARCH
 
 SECONDS = 30.0
-SAMPLE_SECONDS = 240.0  # for all rows of the sample in Triton's interpreter, with room to spare
 
 ABOUT = """Softmax kernels, from three passes over memory to one: run them, watch them, ask which.
 
@@ -99,10 +98,7 @@ Block = Annotated[
 ]
 Seconds = Annotated[
     str | None,
-    option(
-        f"Without a GPU, how long kernels may run. Default: {SECONDS:.0f}; for --sample, all rows.",
-        "S",
-    ),
+    option(f"Without a GPU, how long kernels may run. Default: {SECONDS:.0f}.", "S"),
 ]
 Save = Annotated[str | None, option("Keep the results in a file, as JSON lines.", "FILE")]
 Plot = Annotated[

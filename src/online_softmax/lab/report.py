@@ -37,8 +37,6 @@ CHINESE = ROOT / "README.zh.md"
 PERFORMANCE = ROOT / "docs" / "performance.md"
 IN_CHINESE = ROOT / "docs" / "performance.zh.md"  # without the longest tables: links to them
 LESSONS = ROOT / "docs" / "lessons"
-PICTURE = ROOT / "docs" / "ladder.png"
-DRAWN = ("softmax", "log_softmax", "softmax_backward", "log_softmax_backward", "logsumexp")
 ACCURACY = ROOT / "docs" / "accuracy.md"
 SECTIONS = ("means", "below", "slower", "few", "host", "fusion", "accuracy", "large", "small",
             "refusals")  # fmt: skip
@@ -176,18 +174,11 @@ def main(arguments: list[str] | None = None) -> int:
             path.write_text(documents(runs)[path], encoding="utf-8")
             sys.stdout.write(f"{name} written\n")
     if not options.check:
-        from online_softmax.lab import attentionplot, benchplot, plot
+        from online_softmax.lab import canvas, pictures
 
-        plot.draw(next(run for run in runs if cell(run) == MAIN), PICTURE)
-        rows = benchfile.latest(stored_bench())
-        ops = (*DRAWN, *losspage.drawn(rows))
-        paths = {op: ROOT / "docs" / f"performance-{op}.png" for op in ops}
-        for op, path in paths.items():
-            benchplot.draw(rows, op, path)
-        paths["attention"] = ROOT / "docs" / "performance-attention.png"
-        attentionplot.draw(rows, paths["attention"])
-        for path in (PICTURE, *paths.values()):
-            sys.stdout.write(f"{path.relative_to(ROOT)} drawn\n")
+        for place, make in pictures.stored(RESULTS).items():
+            canvas.write(make(), ROOT / "docs" / place)
+            sys.stdout.write(f"docs/{place} drawn\n")
     return 1 if stale and options.check else 0
 
 

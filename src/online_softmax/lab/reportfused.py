@@ -39,7 +39,8 @@ NOTES = {
     "attention": "Half the products count where causal.",
     "attention_backward": "2.5 times the forward's products; half of them where causal.",
     "attention_decode": "GB/s of keys and values.",
-    MERGE: "GB/s of the parts and the result.",
+    MERGE: "GB/s of the parts and the result. The limit of two parts is an addition, of more a "
+    "read of them alone: counted with the write that it leaves out, it may pass the datasheet.",
     **dict.fromkeys(MORE_OPS, "GB/s of what goes in and what comes out."),
     VARLEN: "Half the products count where causal.",
 }

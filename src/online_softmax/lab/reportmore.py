@@ -120,7 +120,7 @@ def attention_memory_sheet(parts: Sequence[Part]) -> Sheet:
         megabytes = (line[name] / 1e6 for name in names)
         lines.append((size, line["contender"], *megabytes, line["matrix_bytes_computed"]))
     columns = (("of", "text"), ("contender", "text"), ("forward MB", "number"),
-               ("with gradients MB", "number"), ("inputs MB", "number"),
+               ("with gradients MB", "number"), ("MB of the inputs", "number"),
                ("all scores GB, computed", "gigabytes"))  # fmt: skip
     scores = max((line["matrix_bytes_computed"] for line in of_kind(parts, "attention_memory")),
                  default=0)  # fmt: skip
@@ -129,7 +129,7 @@ def attention_memory_sheet(parts: Sequence[Part]) -> Sheet:
         "what a call returns is in it. The matrix of all scores, which none of them has, would "
         f"be {scores / 1e9:.1f} GB in float32."
     )
-    return Sheet("Attention of one long head", columns, tuple(lines), note)
+    return Sheet("Attention of one long head, beyond its inputs", columns, tuple(lines), note)
 
 
 # ---- host and fusion

@@ -54,8 +54,8 @@ def _pictures(report: Report) -> Iterator[tuple[str, Draw]]:
     for op, group in benchtable.operations(rows).items():
         if _has_line(group):
             yield f"speed-{op}.png", partial(benchplot.draw, rows, op)
-        if few := _few(group):
-            yield f"few-rows-{op}.png", partial(_write, partial(_heat_maps, op, few))
+        if few := few_rows(group):
+            yield f"few-rows-{op}.png", partial(_write, partial(heat_maps, op, few))
     makers: dict[str, Callable[[Sheet], Figure]] = {
         "accuracy": _accuracy,
         "memory": _memory,
@@ -103,13 +103,14 @@ def _colour(name: str, spare: Sequence[str]) -> str:
 # ---- few rows
 
 
-def _few(rows: Sequence[Row]) -> list[Row]:
+def few_rows(rows: Sequence[Row]) -> list[Row]:
+    """The cells of few rows in which ours stands beside a rival."""
     few = [row for row in rows if row.rows <= reportcells.FEW_ROWS and not row.cell.is_large]
     return [row for row in few if goals.beside_fastest(row)]
 
 
-def _heat_maps(op: str, rows: Sequence[Row]) -> Figure:
-    """A panel a type: times as fast as the fastest rival."""
+def heat_maps(op: str, rows: Sequence[Row]) -> Figure:
+    """A panel a type, rows over columns: times as fast as the fastest rival; of one operation."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure
@@ -194,9 +195,10 @@ def _memory(sheet: Sheet) -> Figure:
             axes.axhline(_number(ms), color=plot.LIMIT, linestyle=":", linewidth=1.4)
             continue
         colour = benchplot.COLOURS["ours"] if name.startswith("ours") else _colour(name, others)
-        axes.plot(_number(memory) / 1e9, _number(ms), "o", color=colour, markersize=9)
+        axes.plot(_number(memory) / 1e9, _number(ms), "o", color=colour, markersize=9, zorder=4)
         axes.annotate(name, (_number(memory) / 1e9, _number(ms)), (0, -18 if below else 9),
-                      ha="center", textcoords="offset points", fontsize=10)  # fmt: skip
+                      ha="center", textcoords="offset points", fontsize=10,
+                      bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})  # fmt: skip
         below = not below
     axes.set_xscale("log")
     axes.set_yscale("log")

@@ -245,10 +245,19 @@ def _remarks(console: Console, run: Run) -> None:
         _say(console, f"No registers: {sentence.rstrip('.')}.", "yellow")
     for result in run.results:
         if result.chosen_because:
-            on = f"on {run.header.arches[0]}" if run.header.device == "cpu" else "here"
-            _say(
-                console, f"production {on} is {result.kernel}: {result.chosen_because.rstrip('.')}."
-            )
+            _say(console, _what_ships(run.header, result))
+
+
+def _what_ships(header: Header, result: Result) -> str:
+    said = f"{result.kernel}: {result.chosen_because.rstrip('.')}."
+    if header.device != "cpu":
+        return f"production here is {said}"
+    arch, *rest = header.arches
+    why = "the first of " + _and([arch, *rest]) if rest else "which was asked for"
+    return (
+        f"production is what softmax would run on a GPU; without one it is chosen for {arch}, "
+        f"{why} (--arch names others): {said}"
+    )
 
 
 def _and(names: Sequence[str]) -> str:

@@ -18,6 +18,10 @@ function el(name, attributes = {}, ...children) {
   return made;
 }
 
+// What a reader chose, kept for the next page; a page that is a file may not.
+const remembered = (name) => { try { return localStorage.getItem(name); } catch { return null; } };
+const remember = (name, value) => { try { localStorage.setItem(name, value); } catch { /* as said */ } };
+
 // What a map of this page has under a word of the data, which may be any word.
 const own = (map, word) => (Object.hasOwn(map, word) ? map[word] : undefined);
 // A word of the data where Plotly would take markup, or a place to fill in.

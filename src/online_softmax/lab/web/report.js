@@ -5,14 +5,13 @@
 
 function theme() {
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
-  const kept = () => { try { return localStorage.getItem("theme"); } catch { return null; } };
-  let wanted = kept() || "auto";
+  let wanted = remembered("theme") || "auto";
   const apply = () => {
     document.documentElement.dataset.theme = wanted === "auto" ? (dark.matches ? "dark" : "light") : wanted;
   };
   const set = (value) => {
     wanted = value;
-    try { localStorage.setItem("theme", value); } catch { /* a file may not keep it */ }
+    remember("theme", value);
     apply();
     for (const draw of redraws) draw();
   };
@@ -20,7 +19,8 @@ function theme() {
   dark.addEventListener("change", () => { if (wanted === "auto") set("auto"); });
   const made = choice("Theme", [["auto", "Auto"], ["light", "Light"], ["dark", "Dark"]], wanted, set);
   made.querySelector("legend").className = "unseen";
-  byId("theme").append(made);
+  for (const word of made.querySelectorAll("span")) worded(word, word.textContent);
+  byId("switches").append(made);
 }
 
 // ---- the head
@@ -50,7 +50,7 @@ function machine(place) {
       el("div", {}, el("dt", {}, name), el("dd", {}, text)))));
   }
   if (data.circumstances.length) {
-    place.append(el("details", {}, el("summary", {}, "How each part was measured"),
+    place.append(el("details", {}, worded(el("summary"), "How each part was measured"),
       el("ul", { class: "lines" }, ...data.circumstances.map((line) => el("li", {}, line)))));
   }
   if (sheet) place.append(tableBox("machine", () => sheet, { title: "Table of runs" }).node);
@@ -72,12 +72,12 @@ function refusals(place) {
     const counts = {};
     for (const row of marked.rows) counts[row[5]] = (counts[row[5]] || 0) + 1;
     const said = Object.entries(counts).map(([word, count]) => `${shown("count", count)} ${word}`).join(", ");
-    place.append(el("h3", {}, "Marked cells"), el("p", { class: "note" }, `${said}. `
+    place.append(worded(el("h3"), "Marked cells"), el("p", { class: "note" }, `${said}. `
       + "What is marked impossible is not drawn."),
     tableBox("marks", () => marked, { title: "Marked cells, with the reason" }).node);
   }
   const there = (data.texts.refusals || []).length > 0;
-  if (there) place.append(el("h3", {}, "Without a time, or timed by do_bench alone"));
+  if (there) place.append(worded(el("h3"), "Without a time, or timed by do_bench alone"));
   texts(place, "refusals");
   if (!marked && !there) place.append(el("p", { class: "note" }, "None: everything that was asked ran, and no figure is marked."));
   return true;
@@ -91,9 +91,9 @@ function reading(place) {
     "Throttled: the GPU's own counters say that its clock was held down while the cell was timed.",
     "Drag over a figure to look closer, double-click to go back. CSV has the figures that a plot shows, times to seven digits.",
   ];
-  place.append(el("ul", { class: "lines" }, ...lines.map((line) => el("li", {}, line))));
-  const whole = el("button", { type: "button", onclick: () => download("online-softmax-cells.csv", `\ufeff${csv(everything())}`, "text/csv") },
-    "All cells as CSV");
+  place.append(el("ul", { class: "lines" }, ...lines.map((line) => worded(el("li"), line))));
+  const whole = worded(el("button", { type: "button",
+    onclick: () => download("online-softmax-cells.csv", `\ufeff${csv(everything())}`, "text/csv") }), "All cells as CSV");
   if (bench.cells.length) place.append(el("p", {}, whole));
   if (data.passed.length) place.append(el("ul", { class: "lines" }, ...data.passed.map((line) => el("li", {}, line))));
   byId("foot").append(`Made by online-softmax report from ${data.files.length} files: ${data.files.join(", ")}.`);
@@ -137,7 +137,7 @@ const SECTIONS = {
 function contents() {
   const links = new Map();
   for (const section of document.querySelectorAll("main > section[id]:not(.hero):not([hidden])")) {
-    const link = el("a", { href: `#${section.id}` }, section.querySelector("h2").textContent);
+    const link = worded(el("a", { href: `#${section.id}` }), section.querySelector("h2").dataset.said);
     links.set(section, link);
     byId("contents").append(el("li", {}, link));
   }
@@ -151,6 +151,7 @@ function contents() {
   for (const section of links.keys()) watcher.observe(section);
 }
 
+languages(byId("switches"));
 theme();
 head();
 for (const [id, fill] of Object.entries(SECTIONS)) byId(id).hidden = !fill(byId(id));

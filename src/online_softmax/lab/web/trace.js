@@ -12,6 +12,7 @@ const page = { lang: "en", tab: "row", type: "float32", steps: { row: 1, attenti
 let tabs = {};
 let player = null; // the timer, while it plays
 let linking = null; // the timer of an address to be written
+let linked = ""; // the address as it was last read or written
 
 function word(key, ...parts) {
   const text = WORDS[page.lang][key];
@@ -28,6 +29,7 @@ function fromRule(sizes) {
 }
 
 function restore() {
+  linked = location.hash;
   const sizes = { ...DEFAULT_SIZES, ...GIVEN.sizes };
   const link = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
   const spoken = navigator.language.startsWith("zh") ? "zh" : "en";
@@ -57,6 +59,7 @@ function keep() {
 
 function writeLink() {
   clearTimeout(linking);
+  if (location.hash !== linked) return; // another was given just now: its event is on the way
   const values = Object.fromEntries(Object.entries(FIELDS).map(([id, key]) =>
     [key, find(id).value.trim().replace(/\s*\n\s*/g, ";").replace(/[\s,，]+/g, ",")]));
   const { x, block, q, k, v, tile } = values;
@@ -67,6 +70,7 @@ function writeLink() {
   for (const [key, value] of Object.entries(all)) if (value !== "") link.set(key, value);
   if (page.isChosen) link.set("lang", page.lang);
   history.replaceState(null, "", `#${String(link).replace(/%2C/g, ",").replace(/%3B/g, ";")}`);
+  linked = location.hash;
 }
 
 // ---- steps
