@@ -3,6 +3,7 @@ results says; a file that a crash tore."""
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from online_softmax.lab import (
     cpuclock,
     grid,
     moresizes,
+    opbench,
     repeats,
 )
 from online_softmax.lab.benchask import Words
@@ -183,3 +185,25 @@ def test_right_and_slow_is_still_right():
     row = repeats.measure(cells(1)[0], lines("softmax", slow), cpuclock.setting())
     assert row.entry("ours").ok
     assert row.entry("ours").median_us > 1000
+
+
+@without_gpu
+def test_a_matrix_without_elements_is_a_row(tmp_path: Path):
+    """Among others and alone; what has nothing to say of it says so."""
+    saved = tmp_path / "run.jsonl"
+    words = ("--cells", "0x128,1x1,5x0", "--seconds", "1")
+    done = invoke("softmax", *words, "--save", saved)
+    assert done.exit_code == 0, done.output
+    assert re.search(r"\n  0 x 128 +— +n/a ", done.stdout)
+    assert "n/a: a matrix without elements" in done.stdout
+    (part,) = benchfile.read([saved])
+    whys = {(row.rows, row.cols): row.why for row in part.rows}
+    assert whys == {(0, 128): opbench.EMPTY, (1, 1): "", (5, 0): opbench.EMPTY}
+    assert invoke("--from", saved).exit_code == 0
+    assert invoke("logsumexp_backward", "--cells", "0x128").exit_code == 0
+    assert "moves 0 B" in invoke("softmax", "--cells", "0x128", "--list").stdout
+    done = invoke("softmax", "--cells", "0x128", "--dtype", "fp32", "--accuracy")
+    assert done.exit_code == 2
+    assert "softmax float32 0 x 128 has no elements" in done.stderr
+    report = CliRunner().invoke(cli.app, ["report", str(saved), "-o", str(tmp_path / "page.html")])
+    assert report.exit_code == 0, report.output

@@ -148,7 +148,7 @@ def _prepare(asked: Asked, workers: int) -> None:
     needs_gpu("--prepare")
     if asked.save:
         raise BadInput("--prepare fills the compilers' own caches: it keeps nothing in --save")
-    todo, count = prepare.here(asked.cells, asked.rivals, workers)
+    todo, count = prepare.here(asked.filled, asked.rivals, workers)
     fitting.say(f"{len(todo)} things to compile, {count} processes", err=True)
     with benchshow.progress() as progress:
 
@@ -179,7 +179,7 @@ def _accuracy(asked: Asked) -> None:
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with benchshow.progress() as progress:
-        found = accuracy.run(asked.cells, device, write, progress)
+        found = accuracy.run(asked.filled, device, write, progress)
     if not asked.as_json:
         benchshow.show([*log.kept, benchfile.Part(header, (), tuple(found))])
     for line in found:
@@ -252,7 +252,7 @@ def _run(asked: Asked, setting: Setting, log: Log, header: Header, is_tuning: bo
         emit = benchshow.emit if asked.as_json else None
         outlet = benchrun.Outlet(log, header, progress, emit, asked.seconds, fit.price, fit.share)
         if is_tuning:
-            found, left = tune.run(asked.cells, setting, outlet)
+            found, left = tune.run(asked.filled, setting, outlet)
             part = benchfile.Part(header, (), tuple(found))
         else:
             run = benchrun.run(fit.cells, make, setting, outlet, asked.repeat)
@@ -280,7 +280,7 @@ def _end(parts: Sequence[Part]) -> None:
     """Say what is wrong or missing in results, and leave with an exit code for it."""
     from online_softmax.lab import benchfile, linearcells
 
-    rows = benchfile.latest(parts)
+    rows = [row for row in benchfile.latest(parts) if not row.cell.is_empty]
     wrong = [
         f"{row.cell.text}: {entry.name}: {entry.why}"
         for row in rows

@@ -54,7 +54,7 @@ def cell_tables(rows: Sequence[Row], title: str = "", prices: Prices | None = No
             ours = row.entry("ours") or Entry("ours", "ours")
             gbs = NONE if ours.gbs is None else f"{ours.gbs:,.0f}"
             line = [benchtable.size(row), benchtable.time(row.entry("ceiling"))]
-            line += [benchtable.time(ours), gbs]
+            line += ["n/a" if row.cell.is_empty else benchtable.time(ours), gbs]
             line += [benchtable.share(goals.of_ceiling(row))]
             line += [benchtable.us(ours.do_bench_us)] if has_second else []
             line += [benchtable.times(price)] if any(paid) else []

@@ -123,6 +123,8 @@ class Rates:
 
     def price(self, cell: Cell) -> float:
         """Seconds that the cell takes at the least, of an operation that was tried."""
+        if cell.is_empty:
+            return 0.0
         rate = self.known[cell.op, cell.dtype]
         spent = rate.calls * work(cell)
         if cell.op != LINEAR:  # whose rate is of everything
@@ -143,7 +145,7 @@ def rates(
     """Try ours and torch's on a small cell of each operation and type."""
     known: dict[tuple[str, str], Rate] = {}
     for cell in cells:
-        if (cell.op, cell.dtype) not in known:
+        if (cell.op, cell.dtype) not in known and not cell.is_empty:
             pilot = _linear_rate if cell.op == LINEAR else _rate
             known[cell.op, cell.dtype] = pilot(small(cell), setting)
     return Rates(known, setting.l2_bytes, "compile" in rivals, repeat)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from online_softmax.lab import moresizes
 from online_softmax.lab.inputs import BadInput
-from online_softmax.lab.moresizes import MORE_OPS
+from online_softmax.lab.moresizes import MORE_OPS, ROWS
 
 ATTENTION_OPS = ("attention", "attention_backward", "attention_decode")
 MERGE, LINEAR = "merge", "linear_cross_entropy"
@@ -154,8 +154,9 @@ def by_hand(op: str, text: str) -> list[Triple]:
     found: list[Triple] = []
     for part in text.split(","):
         numbers = part.strip().lower().split("x")
+        least = 0 if WANTED[op] == ROWS else 1  # a matrix may be empty, as softmax's
         if len(numbers) != WANTED[op].count("x") + 1 or not all(
-            each.isdecimal() and int(each) for each in numbers
+            each.isdecimal() and int(each) >= least for each in numbers
         ):
             raise BadInput(f"--cells {part.strip()}: of {op} give {WANTED[op]}")
         sizes = [int(each) for each in numbers]

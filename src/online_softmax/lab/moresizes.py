@@ -35,8 +35,9 @@ CPU_ROWS, CPU_OUTER, CPU_PACKED = (1024, 1024), (16, 256, 256), (4, 4, 128, 64)
 
 LEAST = 64  # below which a length is made no smaller
 Triple = tuple[int, int, str]  # rows, columns, sizes
+ROWS = "ROWSxCOLS"
 WANTED = {  # what --cells names of an operation
-    **dict.fromkeys((LSE_BACKWARD, FP8, STATS_BOTH), "ROWSxCOLS"),
+    **dict.fromkeys((LSE_BACKWARD, FP8, STATS_BOTH), ROWS),
     **dict.fromkeys(OUTER_OPS, "ROWSxCOLSxINNER"),
     VARLEN: "BATCHxHEADSxLONGESTxHEAD_DIM",
 }

@@ -26,6 +26,7 @@ from online_softmax.lab.refusal import Refusal, one_line
 from online_softmax.lab.rotation import Call, Overwrites, Rotation, bound
 
 CHECKED_ELEMENTS = 2**24  # of each result
+EMPTY = "n/a: a matrix without elements"
 
 # ---- one cell
 
@@ -154,6 +155,8 @@ def measure(cell: Cell, lines: Sequence[Contender], setting: Setting) -> Row:
         spent[name], since = round(spent.get(name, 0.0) + now - since, 4), now
 
     row = blank(cell, setting.values)
+    if cell.is_empty:
+        return replace(row, why=EMPTY)
     why = lacking(cell, sum(line.allocates for line in lines), setting)
     if why:
         return replace(row, why=why)
