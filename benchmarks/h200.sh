@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Repeat the stored run: compile, measure every cell in shards over the GPUs that are there, of the
-# row operations, the losses, attention and linear_cross_entropy, then accuracy, fusion, host cost,
-# the rankings of few rows, the ladder and its counters, attention's errors, memory and steps:
+# row operations, the losses, attention, linear_cross_entropy and further ones, then accuracy,
+# fusion, host cost, the rankings of few rows, the ladder and its counters, attention's errors,
+# memory and steps:
 #
 #   benchmarks/h200.sh OUT [STAGE[=SECONDS]]...
 #
@@ -10,9 +11,10 @@
 #   ONLY_TORCH=1 benchmarks/h200.sh out cells=300           # torch alone as rival, in all cells
 #
 # Stages: prepare, cells, merge, accuracy, fusion, host, tuning; prepare-losses, losses;
-# prepare-attention, attention (merges of parts among it); prepare-linear, linear; ladder, counters
-# (needs ncu), errors (attention's, and its memory), steps (of attention's forward): for each of
-# these nothing of the others is needed. All that measure cells are cut in shards, one a GPU, and one
+# prepare-attention, attention (merges of parts among it); prepare-linear, linear; prepare-more,
+# more (gradients, outer dims, fp8 and packed sequences); ladder, counters (needs ncu), errors
+# (attention's, and its memory), steps (of attention's forward): for each of these nothing of the
+# others is needed. All that measure cells are cut in shards, one a GPU, and one
 # that its seconds end goes on where it stopped when the command is run again. PYTHON names the
 # interpreter (python3), CACHE a folder for what compilers make (OUT/cache), CUDA_VISIBLE_DEVICES
 # the GPUs (all).
@@ -39,9 +41,11 @@ OPS="softmax log_softmax softmax_backward log_softmax_backward logsumexp"
 LOSSES="cross_entropy cross_entropy_both cross_entropy_in_forward token_stats"
 ATTENTION="attention attention_backward attention_decode merge"
 LINEAR=linear_cross_entropy
+MORE="logsumexp_backward softmax_outer log_softmax_outer logsumexp_outer softmax_fp8 \
+token_stats_both attention_varlen"
 HOST_AGAINST=torch,compile,quack,liger
 AGAINST=$HOST_AGAINST,tutorial,flash-attn,cut-cross-entropy # each where it has the operation
-TYPES=bf16,fp16,fp32 LOSS_TYPES=bf16,fp32 ATTENTION_TYPES=bf16 LINEAR_TYPES=bf16
+TYPES=bf16,fp16,fp32 LOSS_TYPES=bf16,fp32 ATTENTION_TYPES=bf16 LINEAR_TYPES=bf16 MORE_TYPES=bf16,fp32
 [ -z "${ONLY_TORCH:-}" ] || AGAINST=torch HOST_AGAINST=torch
 FEW=1x32000,16x32000,1x65536,16x65536,1x128256,16x128256,1x262144,16x262144,1x1048576,16x1048576
 # Of the GPUs named, or else of all: torch counts them, under any name.
@@ -141,6 +145,10 @@ stage() {
     linear)
       everywhere measure_shard linear "$seconds" "$LINEAR" "$LINEAR_TYPES" || rc=$?
       merge linear linear || rc=$? ;;
+    prepare-more) everywhere prepare_shard "$name" "$seconds" "$MORE" "$MORE_TYPES" || rc=$? ;;
+    more)
+      everywhere measure_shard more "$seconds" "$MORE" "$MORE_TYPES" || rc=$?
+      merge more more || rc=$? ;;
     accuracy) CUDA_VISIBLE_DEVICES=${DEVICES[0]} accuracy || rc=$? ;;
     fusion)
       CUDA_VISIBLE_DEVICES=${DEVICES[0]} "$PYTHON" benchmarks/fusion.py --seconds "$seconds" \
@@ -155,8 +163,8 @@ stage() {
     errors) CUDA_VISIBLE_DEVICES=${DEVICES[0]} errors || rc=$? ;;
     steps) CUDA_VISIBLE_DEVICES=${DEVICES[0]} steps "$seconds" || rc=$? ;;
     *) echo "h200.sh: no stage $name: prepare, cells, merge, prepare-losses, losses," \
-         "prepare-attention, attention, prepare-linear, linear, accuracy, fusion, host, tuning," \
-         "ladder, counters, errors, steps" >&2
+         "prepare-attention, attention, prepare-linear, linear, prepare-more, more, accuracy, fusion, host," \
+         "tuning, ladder, counters, errors, steps" >&2
        exit 2 ;;
   esac
   echo "h200.sh: $name: $((SECONDS - begun)) s$([ $rc = 0 ] || echo ", exit status $rc")" >&2
@@ -164,13 +172,13 @@ stage() {
 }
 
 [ $# -gt 0 ] || set -- prepare=240 cells=500 merge prepare-losses=240 losses=300 \
-  prepare-attention=200 attention=300 prepare-linear=120 linear=200 accuracy fusion=120 host tuning=60 \
-  ladder counters errors steps=150
+  prepare-attention=200 attention=300 prepare-linear=120 linear=200 prepare-more=150 more=250 accuracy fusion=120 \
+  host tuning=60 ladder counters errors steps=150
 failed=0
 for each in "$@"; do
   name=${each%%=*} seconds=${each#*=}
   [ "$seconds" != "$each" ] || seconds=600
   stage "$name" "$seconds" || failed=1
 done
-grep -h "^note: " "$OUT"/shards/{cells,losses,attention,linear}-*.log 2>/dev/null | tail -"$((2 * GPUS))" >&2 || true
+grep -h "^note: " "$OUT"/shards/{cells,losses,attention,linear,more}-*.log 2>/dev/null | tail -"$((2 * GPUS))" >&2 || true
 exit $failed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
+from importlib import metadata
 
 import pytest
 
@@ -111,3 +112,26 @@ def test_rivals_by_name():
     assert contenders.rivals("liger, torch") == ("torch", "liger")
     with pytest.raises(BadInput, match="--against cudnn"):
         contenders.rivals("torch,cudnn")
+
+
+def test_versions_of_packages_by_several_names(monkeypatch: pytest.MonkeyPatch):
+    """flash-attn's module may come from a package of another name."""
+    there: dict[str, str] = {"flash-attn-4": "4.0.0", "flash-attn-of-a-vendor": "2.8"}
+
+    def version(name: str) -> str:
+        if name not in there:
+            raise metadata.PackageNotFoundError(name)
+        return there[name]
+
+    monkeypatch.setattr(metadata, "version", version)
+    brings = {"flash_attn": ["flash-attn-of-a-vendor"] * 2}
+    monkeypatch.setattr(metadata, "packages_distributions", lambda: brings)
+    monkeypatch.setattr(contenders, "find_spec", lambda module: module == "flash_attn" or None)
+    known = ("flash-attn", "quack")
+    assert contenders.versions(known) == {"flash-attn": "4.0.0", "quack": None}
+    del there["flash-attn-4"]
+    assert contenders.versions(known) == {"flash-attn": "flash-attn-of-a-vendor 2.8", "quack": None}
+    brings.clear()
+    assert contenders.versions(known) == dict.fromkeys(known)
+    there["flash-attn"] = "2.9"
+    assert contenders.versions(known)["flash-attn"] == "2.9"

@@ -3,6 +3,7 @@ results says; a file that a crash tore."""
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from online_softmax.lab import (
     contenders,
     cpuclock,
     grid,
+    moresizes,
+    opbench,
     repeats,
 )
 from online_softmax.lab.benchask import Words
@@ -36,6 +39,7 @@ def test_a_cell_of_every_operation_on_the_cpu():
     """Small ones: every contender that runs is right, and has a time by the host's clock."""
     small = dict.fromkeys(("attention", "attention_backward"), "2x2x24x16")
     small |= {"attention_decode": "2x40", "merge": "3x12x16"}
+    small |= dict.fromkeys(moresizes.OUTER_OPS, "3x10x6") | {moresizes.VARLEN: "2x2x24x16"}
     for op in grid.EVERY_OP[:-1]:
         for cell in grid.named_cells([op], ["float32"], small.get(op, "6x40")):
             found = contenders.contenders(cell, ("torch",))
@@ -181,3 +185,25 @@ def test_right_and_slow_is_still_right():
     row = repeats.measure(cells(1)[0], lines("softmax", slow), cpuclock.setting())
     assert row.entry("ours").ok
     assert row.entry("ours").median_us > 1000
+
+
+@without_gpu
+def test_a_matrix_without_elements_is_a_row(tmp_path: Path):
+    """Among others and alone; what has nothing to say of it says so."""
+    saved = tmp_path / "run.jsonl"
+    words = ("--cells", "0x128,1x1,5x0", "--seconds", "1")
+    done = invoke("softmax", *words, "--save", saved)
+    assert done.exit_code == 0, done.output
+    assert re.search(r"\n  0 x 128 +— +n/a ", done.stdout)
+    assert "n/a: a matrix without elements" in done.stdout
+    (part,) = benchfile.read([saved])
+    whys = {(row.rows, row.cols): row.why for row in part.rows}
+    assert whys == {(0, 128): opbench.EMPTY, (1, 1): "", (5, 0): opbench.EMPTY}
+    assert invoke("--from", saved).exit_code == 0
+    assert invoke("logsumexp_backward", "--cells", "0x128").exit_code == 0
+    assert "moves 0 B" in invoke("softmax", "--cells", "0x128", "--list").stdout
+    done = invoke("softmax", "--cells", "0x128", "--dtype", "fp32", "--accuracy")
+    assert done.exit_code == 2
+    assert "softmax float32 0 x 128 has no elements" in done.stderr
+    report = CliRunner().invoke(cli.app, ["report", str(saved), "-o", str(tmp_path / "page.html")])
+    assert report.exit_code == 0, report.output

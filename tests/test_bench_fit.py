@@ -81,10 +81,10 @@ def test_a_default_grid_has_fixed_sizes_and_shares_its_seconds(tmp_path: Path):
         assert {fit.price(cell) for cell in cells} == {cpufit.BESIDE_S}
     fit = cpufit.chosen(asked(cells[:2], 25.0), here, log)
     assert "fixed sizes; about 17 s of at most 25 s" in fit.said
-    spare = 25.0 - len(cells) * cpufit.BESIDE_S
-    fit = cpufit.chosen(asked(cells, 25.0), here, log)
-    total = benchrun.together([cpufit.BESIDE_S] * len(cells), 25.0, fit.share)
-    assert total == pytest.approx(25.0)
+    spare = 50.0 - len(cells) * cpufit.BESIDE_S
+    fit = cpufit.chosen(asked(cells, 50.0), here, log)
+    total = benchrun.together([cpufit.BESIDE_S] * len(cells), 50.0, fit.share)
+    assert total == pytest.approx(50.0)
     assert fit.share(spare / len(cells)) == pytest.approx(spare / len(cells))
     twice = cpufit.chosen(asked(cells, 25.0, repeat=2), here, log)
     assert twice.share(4.0) == 4.0  # of the two together

@@ -78,3 +78,32 @@ def test_every_way_to_time_a_copy_says_the_same():
         assert max(found[size]) < 1.7 * min(found[size]), found
         assert 2 * size / min(found[size]) / 1e3 < here.limits.gbs, found
     assert min(found[2**30]) > 2.2 * max(found[2**28])
+
+
+@needs_gpu
+@pytest.mark.gpu
+def test_a_copy_is_within_a_tenth_of_one_long_graph():
+    """Two CUDA events around one replay of 999 copies: no rounds, no profiler. The least of three
+    tries, as above."""
+    here, x = benchclock.gpu_setting(), torch.randn(2**26, device="cuda")
+    sets = Rotation([(x.clone(), torch.empty_like(x)) for _ in range(3)], True)
+    runs = [bound(ceilings.copy_call, tensors) for tensors in sets.sets]
+    for run in runs:
+        run()
+    torch.cuda.synchronize()
+    graph, times = torch.cuda.CUDAGraph(), 333
+    with torch.cuda.graph(graph):
+        for _ in range(times):
+            for run in runs:
+                run()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    alone, timed = [], []
+    for _ in range(3):
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        alone.append(start.elapsed_time(end) * 1000 / (times * len(runs)))
+        found = here.interleaved(sets, {"copy": ceilings.copy_call}, ())
+        timed.append(found["copy"].median_us)
+    assert min(timed) == pytest.approx(min(alone), rel=0.1), (timed, alone)

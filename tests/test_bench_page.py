@@ -229,9 +229,9 @@ def test_without_stored_results_the_page_says_so():
     text = report.PERFORMANCE.read_text(encoding="utf-8")
     empty = report.performance(text, [])
     bodies = re.findall(r"<!-- (\w+):begin -->\n(.*?)\n<!-- \1:end -->", empty, re.DOTALL)
-    assert len(bodies) == len(report.SECTIONS) + 4
+    assert len(bodies) == len(report.SECTIONS) + 5
     only_with_results = [name for name, body in bodies if not body]
-    assert only_with_results == ["losses", "linear", "attention"]
+    assert only_with_results == ["losses", "linear", "attention", "more"]
     assert {body for _, body in bodies} == {report.NOTHING, ""}
 
 

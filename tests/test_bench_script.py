@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from online_softmax.lab import benchcli, fusedsizes, grid
+from online_softmax.lab import benchcli, fusedsizes, grid, moresizes
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "benchmarks" / "h200.sh"
@@ -50,11 +50,12 @@ def test_all_stages_in_order(tmp_path: Path):
     order = ["softmax log_softmax softmax_backward log_softmax_backward logsumexp --grid all",
              "bench-rows.jsonl", "token_stats --grid all", "bench-losses.jsonl",
              "attention_decode merge --grid all", "bench-attention.jsonl",
-             "linear_cross_entropy --grid all", "bench-linear.jsonl", "--accuracy", "fusion.py",
+             "linear_cross_entropy --grid all", "bench-linear.jsonl",
+             "attention_varlen --grid all", "bench-more.jsonl", "--accuracy", "fusion.py",
              "--host", "--tune", "ladder.py", "profile ladder", "attentionerrors"]  # fmt: skip
     places = [next(i for i, text in enumerate(texts) if each in text) for each in order]
     assert places == sorted(places)
-    assert len([text for text in texts if "--prepare" in text]) == 2 * 4  # GPUs, kinds of cells
+    assert len([text for text in texts if "--prepare" in text]) == 2 * 5  # GPUs, kinds of cells
     tuned = [text for text in texts if "--tune" in text]
     assert len(tuned) == len(grid.OPS)
     shards = [text.split("--shard ")[1] for text in texts if "ladder.py" in text]
@@ -83,6 +84,7 @@ def test_each_gpu_has_a_shard(tmp_path: Path):
         ("losses", grid.LOSS_OPS, "bf16,fp32"),
         ("attention", [*fusedsizes.ATTENTION_OPS, fusedsizes.MERGE], "bf16"),
         ("linear", [fusedsizes.LINEAR], "bf16"),
+        ("more", moresizes.MORE_OPS, "bf16,fp32"),
     ],
 )
 def test_cells_are_compiled_and_measured_in_shards_and_become_a_file(
@@ -144,4 +146,4 @@ def test_its_commands_are_ones_that_bench_takes(tmp_path: Path, monkeypatch: pyt
         done = CliRunner().invoke(cli.app, words[words.index("bench") :])
         assert done.exit_code == 0, (words, done.output)
     cells = ["_prepare", "_measure", "_stored"]
-    assert taken == [*cells * 4, "_accuracy", "_measure", *["_measure"] * len(grid.OPS)]
+    assert taken == [*cells * 5, "_accuracy", "_measure", *["_measure"] * len(grid.OPS)]

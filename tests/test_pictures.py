@@ -22,6 +22,7 @@ from online_softmax.lab import (
 from online_softmax.lab.fusedsizes import parsed
 from online_softmax.lab.profilefile import Profile
 from online_softmax.lab.results import Run
+from pictures_kit import covered, said
 
 matplotlib = pytest.importorskip("matplotlib")
 DOCS = Path(__file__).parents[1] / "docs"
@@ -43,30 +44,6 @@ def runs() -> list[Run]:
 def counted() -> list[Profile]:
     paths = sorted(report.RESULTS.glob("ncu-*.jsonl"))
     return [run for path in paths for run in profilefile.read(path)]
-
-
-def texts(figure: Any) -> list[Any]:
-    from matplotlib.text import Text
-
-    return [t for t in figure.findobj(Text) if t.get_visible() and t.get_text().strip()]
-
-
-def said(figure: Any) -> list[str]:
-    return [each.get_text() for each in texts(figure)]
-
-
-def covered(figure: Any) -> list[str]:
-    """Texts that lie on others. Of words that are turned alike only the frames would overlap."""
-    boxes = [
-        (t.get_text(), t.get_window_extent().shrunk(0.98, 0.9), t.get_rotation())
-        for t in texts(figure)
-    ]
-    return [
-        f"{one!r} covers {other!r}"
-        for i, (one, box, turned) in enumerate(boxes)
-        for other, second, also in boxes[i + 1 :]
-        if box.overlaps(second) and one != other and not turned == also == 45
-    ]
 
 
 def test_text_that_covers_text_is_seen():

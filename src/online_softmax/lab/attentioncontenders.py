@@ -137,7 +137,7 @@ def _backward(attend: Attend) -> Call:
     return Follows(first, lambda made, q, kv, g: gradients.by(made, g))
 
 
-def _products(cell: Cell) -> Call:
+def products(cell: Cell) -> Call:
     """As many products as the cell's, as one matrix product of torch's, in square blocks where the
     cell has enough of them."""
     side = SIDE
@@ -174,7 +174,7 @@ def contenders(cell: Cell, rivals: tuple[str, ...], is_gpu: bool) -> list[Conten
         wrap = _backward if cell.op == "attention_backward" else _forward
         return Contender(name, kind, lambda: wrap(make(cell, causal)))
 
-    ceiling = (lambda: _read) if cell.op == "attention_decode" else (lambda: _products(cell))
+    ceiling = (lambda: _read) if cell.op == "attention_decode" else (lambda: products(cell))
     return [
         Contender("ceiling", "ceiling", ceiling),
         line("ours", "ours", _ours),

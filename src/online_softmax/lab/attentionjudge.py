@@ -28,7 +28,7 @@ OUR_UNITS, RIVAL_UNITS = 2.0, 8.0  # of rounding, of the share
 BACKWARD = ("dq", "dk", "dv")
 
 
-def _add(tally: Tally, units: float, what: str, found: Tensor, want: Tensor, size: Tensor) -> None:
+def add(tally: Tally, units: float, what: str, found: Tensor, want: Tensor, size: Tensor) -> None:
     """Compare one result; `size`, of want's shape, is what an error is a share of."""
     info = torch.finfo(found.dtype)
     rounding = 0.0 if found.dtype == torch.float32 else units * info.eps
@@ -36,7 +36,7 @@ def _add(tally: Tally, units: float, what: str, found: Tensor, want: Tensor, siz
     tally.add(want, found.double(), allowed, size, what)
 
 
-def _unfit(names: Sequence[str], made: Any, wanted: Sequence[Tensor]) -> str:
+def unfit(names: Sequence[str], made: Any, wanted: Sequence[Tensor]) -> str:
     """Why results are none, a sentence; "": each has its shape and type, and numbers throughout."""
     found = made if isinstance(made, (tuple, list)) else (made,)
     if len(found) < len(names):
@@ -62,7 +62,7 @@ def check_attention(cell: Cell, tensors: Sequence[Tensor], made: Any, ulps: floa
     q, kv = tensors[:2]
     is_backward = cell.op == "attention_backward"
     names = BACKWARD if is_backward else ("out",)
-    if why := _unfit(names, made, (q, kv[0], kv[1]) if is_backward else (q,)):
+    if why := unfit(names, made, (q, kv[0], kv[1]) if is_backward else (q,)):
         return Judged(False, math.nan, why)
     tally, units = Tally(), OUR_UNITS if ulps <= OUR_ULPS else RIVAL_UNITS
     shared = q.shape[1] // kv.shape[2]
@@ -73,14 +73,14 @@ def check_attention(cell: Cell, tensors: Sequence[Tensor], made: Any, ulps: floa
         mine = q[batch, heads].double()
         if not is_backward:
             got = made[0] if isinstance(made, (tuple, list)) else made
-            for rows, p in _probabilities(mine, k, is_causal):
-                _add(tally, units, "out", got[batch, heads, rows], p @ v, p @ v.abs())
+            for rows, p in probabilities(mine, k, is_causal):
+                add(tally, units, "out", got[batch, heads, rows], p @ v, p @ v.abs())
             continue
         g = tensors[2][batch, heads].double()
         wanted = _gradients(mine, k, v, g, is_causal)
         found = (made[0][batch, heads], made[1][batch, head], made[2][batch, head])
         for name, got, (want, size) in zip(BACKWARD, found, wanted, strict=True):
-            _add(tally, units, name, got, want, size)
+            add(tally, units, name, got, want, size)
     return tally.judged()
 
 
@@ -90,7 +90,7 @@ def _groups(batch: int, kv_heads: int) -> list[tuple[int, int]]:
     return [(place // kv_heads, place % kv_heads) for place in places]
 
 
-def _probabilities(q: Tensor, k: Tensor, is_causal: bool) -> Iterator[tuple[slice, Tensor]]:
+def probabilities(q: Tensor, k: Tensor, is_causal: bool) -> Iterator[tuple[slice, Tensor]]:
     """Chunks of queries, and their probabilities: (heads, chunk, keys)."""
     heads, q_len, dim = q.shape
     key = torch.arange(len(k), device=k.device)
@@ -111,7 +111,7 @@ def _gradients(
     found = [(torch.zeros_like(t), torch.zeros_like(t)) for t in (q, k, v)]
     (dq, dq_size), (dk, dk_size), (dv, dv_size) = found
     scale = q.shape[-1] ** -0.5
-    for rows, p in _probabilities(q, k, is_causal):
+    for rows, p in probabilities(q, k, is_causal):
         mine, up = q[:, rows], g[:, rows]
         out = p @ v
         of_out = (up * out).sum(-1, keepdim=True)
@@ -129,7 +129,7 @@ def _gradients(
 def check_merge(tensors: Sequence[Tensor], made: Any, ulps: float) -> Judged:
     """Judge merged parts: (out, lse)."""
     outs, lses = tensors[:2]
-    if why := _unfit(("out", "lse"), made, (outs[0], lses[0])):
+    if why := unfit(("out", "lse"), made, (outs[0], lses[0])):
         return Judged(False, math.nan, why)
     tally, units = Tally(), OUR_UNITS if ulps <= OUR_ULPS else RIVAL_UNITS
     step = max(CHUNK // outs[:, 0].numel(), 1)
@@ -140,7 +140,7 @@ def check_merge(tensors: Sequence[Tensor], made: Any, ulps: float) -> Judged:
         weights = (wide - lse).exp().unsqueeze(-1)
         parts = outs[:, rows].double()
         size = (parts.abs() * weights).sum(0)
-        _add(tally, units, "out", made[0][rows], (parts * weights).sum(0), size)
+        add(tally, units, "out", made[0][rows], (parts * weights).sum(0), size)
         near = (RTOL * lse.abs() + ATOL) / EXACT
-        _add(tally, units, "lse", made[1][rows], lse, near)
+        add(tally, units, "lse", made[1][rows], lse, near)
     return tally.judged()

@@ -36,6 +36,22 @@ class Asked:
     is_cpu: bool = False  # the CPU is timed
     is_default: bool = False  # neither a grid nor shapes were asked for
 
+    @property
+    def filled(self) -> list[Cell]:
+        """The cells, for what has nothing to say of one without elements.
+
+        Raises:
+            BadInput: there is such a one.
+        """
+        from online_softmax.lab.inputs import BadInput
+
+        if empty := [cell for cell in self.cells if cell.is_empty]:
+            raise BadInput(
+                f"--cells: {empty[0].text} has no elements; --tune, --prepare and --accuracy need "
+                "some, such as 4096x50257"
+            )
+        return self.cells
+
 
 @dataclass(frozen=True)
 class Words:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from online_softmax.lab import benchoptions as options
-from online_softmax.lab import benchshow
+from online_softmax.lab import benchshow, fitting
 from online_softmax.lab.benchask import Asked, Words, header_now, lacks_gpu, limit_of, needs_gpu
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _stored(names: Sequence[str], as_json: bool, save: Path | None) -> None:
         log = benchfile.Log(save)
         for text in benchfile.merged(parts):
             log.write(text)
-        typer.echo(f"{save} written", err=True)
+        fitting.say(f"{save} written", err=True)
     if not (save and as_json):
         benchshow.show(parts, as_json)
     _end(parts)
@@ -136,7 +136,7 @@ def _compare(names: Sequence[str], as_json: bool) -> None:
         typer.echo(json.dumps(benchcompare.as_json(found), allow_nan=False))
     else:
         benchshow.tables(benchcompare.tables(found))
-    typer.echo(benchcompare.summary(found), err=as_json)
+    fitting.say(benchcompare.summary(found), err=as_json)
     if found.regressions:
         raise typer.Exit(WRONG)
 
@@ -148,8 +148,8 @@ def _prepare(asked: Asked, workers: int) -> None:
     needs_gpu("--prepare")
     if asked.save:
         raise BadInput("--prepare fills the compilers' own caches: it keeps nothing in --save")
-    todo, count = prepare.here(asked.cells, asked.rivals, workers)
-    typer.echo(f"{len(todo)} things to compile, {count} processes", err=True)
+    todo, count = prepare.here(asked.filled, asked.rivals, workers)
+    fitting.say(f"{len(todo)} things to compile, {count} processes", err=True)
     with benchshow.progress() as progress:
 
         def tell(text: str, done: int, total: int) -> None:
@@ -157,9 +157,9 @@ def _prepare(asked: Asked, workers: int) -> None:
 
         done = prepare.prepare(todo, count, asked.seconds, tell)
     for each in done.refused:
-        typer.echo(f"refused: {each}", err=True)
+        fitting.say(f"refused: {each}", err=True)
     said = f"{done.compiled} compiled in {done.seconds:.1f} s, {len(done.refused)} refused"
-    typer.echo(f"{said}, {done.left} left", err=True)
+    fitting.say(f"{said}, {done.left} left", err=True)
 
 
 def _accuracy(asked: Asked) -> None:
@@ -179,19 +179,19 @@ def _accuracy(asked: Asked) -> None:
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with benchshow.progress() as progress:
-        found = accuracy.run(asked.cells, device, write, progress)
+        found = accuracy.run(asked.filled, device, write, progress)
     if not asked.as_json:
         benchshow.show([*log.kept, benchfile.Part(header, (), tuple(found))])
     for line in found:
         if not line["ours"]["ok"]:
             cell = f"{line['op']} {line['dtype']} {line['rows']} x {line['cols']}"
-            typer.echo(f"WRONG: {cell}, {line['values']}: {line['ours']['why']}", err=True)
+            fitting.say(f"WRONG: {cell}, {line['values']}: {line['ours']['why']}", err=True)
     if not all(line["ours"]["ok"] for line in found):
         raise typer.Exit(WRONG)
 
 
 def _note(text: str) -> None:
-    typer.echo(f"note: {text}", err=True)
+    fitting.say(f"note: {text}", err=True)
 
 
 def _log(asked: Asked) -> tuple[Log, Header]:
@@ -227,12 +227,12 @@ def _measure(asked: Asked, is_tuning: bool, host: str) -> None:
         else:
             parts.append(_run(asked, setting, log, header, is_tuning))
     except benchclock.Broken as error:
-        typer.echo(f"error: {error}; what was measured before is kept", err=True)
+        fitting.say(f"error: {error}; what was measured before is kept", err=True)
         raise typer.Exit(WRONG) from None
     if not asked.as_json:
         benchshow.show(parts)
     if asked.save:
-        typer.echo(f"{asked.save} written", err=True)
+        fitting.say(f"{asked.save} written", err=True)
     _end(parts)
 
 
@@ -252,7 +252,7 @@ def _run(asked: Asked, setting: Setting, log: Log, header: Header, is_tuning: bo
         emit = benchshow.emit if asked.as_json else None
         outlet = benchrun.Outlet(log, header, progress, emit, asked.seconds, fit.price, fit.share)
         if is_tuning:
-            found, left = tune.run(asked.cells, setting, outlet)
+            found, left = tune.run(asked.filled, setting, outlet)
             part = benchfile.Part(header, (), tuple(found))
         else:
             run = benchrun.run(fit.cells, make, setting, outlet, asked.repeat)
@@ -267,7 +267,7 @@ def _run(asked: Asked, setting: Setting, log: Log, header: Header, is_tuning: bo
 def _host(size: tuple[int, int], asked: Asked, log: Log, header: Header) -> Part:
     from online_softmax.lab import benchfile, hostcost
 
-    say = lambda text: typer.echo(f"{text} ...", err=True)  # noqa: E731
+    say = lambda text: fitting.say(f"{text} ...", err=True)  # noqa: E731
     found = hostcost.measure(*size, asked.rivals, say=say)
     text = benchfile.header_line(header) + benchfile.line("host", found)
     log.write(text)
@@ -280,7 +280,7 @@ def _end(parts: Sequence[Part]) -> None:
     """Say what is wrong or missing in results, and leave with an exit code for it."""
     from online_softmax.lab import benchfile, linearcells
 
-    rows = benchfile.latest(parts)
+    rows = [row for row in benchfile.latest(parts) if not row.cell.is_empty]
     wrong = [
         f"{row.cell.text}: {entry.name}: {entry.why}"
         for row in rows
@@ -291,10 +291,10 @@ def _end(parts: Sequence[Part]) -> None:
     for line in others:
         wrong += linearcells.wrong(line) if line["kind"] == "linear" else []
     for text in wrong:
-        typer.echo(f"WRONG: {text}", err=True)
+        fitting.say(f"WRONG: {text}", err=True)
     empty = rows and not others and not any(e.median_us for row in rows for e in row.entries)
     if empty:
         why = next((e.why for row in rows for e in row.entries if e.why), rows[0].why)
-        typer.echo(f"error: nothing was timed in {len(rows)} cells: {why}", err=True)
+        fitting.say(f"error: nothing was timed in {len(rows)} cells: {why}", err=True)
     if wrong or empty:
         raise typer.Exit(WRONG)

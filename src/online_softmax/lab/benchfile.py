@@ -156,7 +156,7 @@ def _row(values: dict[str, Any]) -> Row:
     row: Row = results.record(Row, {**values, "entries": entries})
     if row.dtype not in ITEM_BYTES:
         raise ValueError(f"dtype is {row.dtype!r} there, where {', '.join(ITEM_BYTES)} are known")
-    if not (row.rows and row.cols):
+    if row.cell.is_empty and (row.entries or not row.why):
         raise ValueError(f"a cell is {row.rows} x {row.cols} there, where both are above 0")
     fusedsizes.check(row.op, row.sizes)
     return row

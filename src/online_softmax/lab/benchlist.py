@@ -6,7 +6,6 @@ Contenders are named and not made, so torch.compile does not start and no rival 
 from __future__ import annotations
 
 import json
-import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -20,6 +19,7 @@ from online_softmax.lab import (
     buffersets,
     contenders,
     cpuclock,
+    fitting,
     grid,
 )
 from online_softmax.lab.benchtable import Table
@@ -30,6 +30,11 @@ MEANS = {  # what an operation's name does not say
     "cross_entropy_in_forward": "the same, made in the forward",
     "attention_decode": "one query a sequence",
     "merge": "of parts of the keys",
+    "logsumexp_backward": "the gradient by the input",
+    "softmax_outer": "along a dim that is not the last, as all that end so",
+    "softmax_fp8": "of float8_e4m3fn, into the type that --dtype names",
+    "token_stats_both": "log-probability and entropy, and the gradient of their sum",
+    "attention_varlen": "of packed sequences of many lengths",
 }
 NARROWEST = 80  # columns that the list needs
 DTYPE = "bfloat16"  # whose cells are counted: each type has the same shapes
@@ -62,13 +67,13 @@ def cells(found: Sequence[Cell], rivals: tuple[str, ...], as_json: bool) -> None
         typer.echo(json.dumps(lines))
         return
     for cell, line in zip(found, lines, strict=True):
-        typer.echo(
+        fitting.say(
             f"{cell.text}: moves {_bytes(line['moves'])}, takes {_bytes(line['takes'])}, "
             f"beside {', '.join(line['rivals'])}"
         )
     most = max((line["takes"] for line in lines), default=0)
     count = "1 cell" if len(lines) == 1 else f"{len(lines)} cells"
-    typer.echo(f"{count}; the largest takes {_bytes(most)} of memory.")
+    fitting.say(f"{count}; the largest takes {_bytes(most)} of memory.")
     _say(
         "moves: what the operation must read and write at the least. takes: what measuring it may "
         "need, rotating buffers, results, and a GiB or two for the comparison with float64."
@@ -109,7 +114,7 @@ def overview(as_json: bool) -> None:
     title = "Operations of bench; cells of each --grid in one type"
     benchshow.tables([Table(title, head, rows, 2)], NARROWEST)
     for name, text in MEANS.items():
-        typer.echo(f"  {name}: {text}")
+        fitting.say(f"  {name}: {text}")
     by = ", ".join(name.removeprefix("torch, ") for name in attentioncontenders.BACKENDS)
     _say(f"In attention torch on a GPU is a line for each of its backends: {by}.")
     here = [f"{name} {version}" for name, version in found["installed"].items() if version]
@@ -131,4 +136,5 @@ def overview(as_json: bool) -> None:
 
 def _say(text: str) -> None:
     """Lines as long as a narrow terminal's."""
-    typer.echo(textwrap.fill(text, NARROWEST, break_long_words=False, break_on_hyphens=False))
+    width = min(fitting.columns() or NARROWEST, NARROWEST)
+    typer.echo(fitting.wrapped(text, width, 0))

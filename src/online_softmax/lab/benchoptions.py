@@ -14,9 +14,11 @@ HELP = """Time operations beside what memory allows and beside rivals, on a grid
 
 OP: softmax, log_softmax, softmax_backward, log_softmax_backward, logsumexp; cross_entropy, \
 cross_entropy_both (with its gradient), cross_entropy_in_forward (which makes it in the forward), \
-token_stats; attention, attention_backward, attention_decode, merge (of parts of the keys), \
-linear_cross_entropy, as their public functions. Every contender is compared with float64 first: \
-what is wrong gets no time. Rivals other than torch are timed where the grid asks for them; one \
+token_stats, token_stats_both; attention, attention_backward, attention_decode, attention_varlen, \
+merge (of parts of the keys), linear_cross_entropy, as their public functions; \
+logsumexp_backward; softmax_outer, log_softmax_outer, logsumexp_outer (along a dim that is not \
+the last); softmax_fp8. Every contender is compared with float64 first: what is wrong gets no \
+time. Rivals other than torch are timed where the grid asks for them; one \
 that refuses is a row with its reason. Behind a time, ! says that it beats its limit, or that the \
 clock was throttled: it is counted nowhere. Without a GPU the CPU is timed, on small fixed sizes: \
 calls repeat until 22 seconds are used, at most 8 of them in a cell, and the least counts; ~ says \
@@ -40,6 +42,7 @@ On a GPU:
   online-softmax bench softmax --cells 4096x50257,1x1048576 --dtype bf16
   online-softmax bench cross_entropy token_stats --grid all --dtype bf16,fp32 --save loss.jsonl
   online-softmax bench attention attention_backward attention_decode --dtype bf16
+  online-softmax bench softmax_outer attention_varlen --dtype bf16
   online-softmax bench attention --cells 4x16x4096x128,1x32x16384x64 --dtype bf16
   online-softmax bench linear_cross_entropy --cells 8192x4096x128256 --dtype bf16
   online-softmax bench softmax --grid odd --repeat 5 --save new.jsonl
@@ -66,7 +69,8 @@ Cells = Annotated[
     option(
         "These shapes in place of a grid. Of attention BATCHxHEADSxLENGTHxHEAD_DIM, of "
         "attention_decode BATCHxKEYS, of merge PARTSxROWSxCOLS, of linear_cross_entropy "
-        "TOKENSxFEATURESxCLASSES.",
+        "TOKENSxFEATURESxCLASSES, along an outer dim ROWSxCOLSxINNER, of attention_varlen "
+        "BATCHxHEADSxLONGESTxHEAD_DIM.",
         "ROWSxCOLS,...",
         "--cells",
     ),

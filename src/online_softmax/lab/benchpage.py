@@ -9,10 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from rich import box
 from rich.console import Console
-from rich.padding import Padding
-from rich.table import Table as RichTable
 from rich.text import Text
 
 from online_softmax.lab import (
@@ -20,6 +17,7 @@ from online_softmax.lab import (
     benchfile,
     benchtable,
     doubts,
+    fitting,
     fusedtables,
     fusion,
     goals,
@@ -32,6 +30,7 @@ from online_softmax.lab import (
 from online_softmax.lab.benchfile import Entry, Part, Row
 from online_softmax.lab.benchtable import NONE, Table
 from online_softmax.lab.grid import Cell
+from online_softmax.lab.moresizes import MORE_OPS
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # of a terminal, in an error's text
 FIGURE = re.compile(r"\d+(\.\d+)?(e[-+]?\d+)?")
@@ -55,7 +54,7 @@ def cell_tables(rows: Sequence[Row], title: str = "", prices: Prices | None = No
             ours = row.entry("ours") or Entry("ours", "ours")
             gbs = NONE if ours.gbs is None else f"{ours.gbs:,.0f}"
             line = [benchtable.size(row), benchtable.time(row.entry("ceiling"))]
-            line += [benchtable.time(ours), gbs]
+            line += ["n/a" if row.cell.is_empty else benchtable.time(ours), gbs]
             line += [benchtable.share(goals.of_ceiling(row))]
             line += [benchtable.us(ours.do_bench_us)] if has_second else []
             line += [benchtable.times(price)] if any(paid) else []
@@ -139,7 +138,8 @@ def sections(parts: Sequence[Part], is_page: bool = False) -> dict[str, list[Tab
         "fusion": _others(parts, "fusion"),
         "losses": [lossverdicts.in_forward_table(rows), lossverdicts.stats_table(rows)],
         "linear": _others(parts, "linear"),
-        "attention": fusedtables.tables(every),
+        "attention": fusedtables.tables([row for row in every if row.op not in MORE_OPS]),
+        "more": fusedtables.tables([row for row in every if row.op in MORE_OPS]),
         "errors": _others(parts, "accuracy"),
         "large": cell_tables([r for r in rows if r.cell.is_large]),
         "small": cell_tables(small, ", other cells", prices),
@@ -203,14 +203,27 @@ def render_tables(found: Iterable[Table], console: Console) -> None:
         if not each.rows:
             console.print(Text("  none"))
             continue
-        table = RichTable(
-            box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False
+        rows = [[Text(cell) for cell in line] for line in each.rows]
+        fitting.show(console, _fields(each, console.is_terminal), rows, _keys(each))
+
+
+def _fields(table: Table, is_terminal: bool) -> list[fitting.Field]:
+    """Words to the left; on a pipe, which has room, anything may be broken between words."""
+    count = len(table.head)
+    return [
+        fitting.Field(
+            heading, "left" if at < table.text else "right",
+            not is_terminal or at < table.text or (at == count - 1 and heading == "why"),
         )
-        for place, heading in enumerate(each.head):
-            table.add_column(heading, justify="left" if place < each.text else "right")
-        for line in each.rows:
-            table.add_row(*map(Text, line))
-        console.print(Padding(table, (0, 0, 0, 2), expand=False))
+        for at, heading in enumerate(table.head)
+    ]  # fmt: skip
+
+
+def _keys(table: Table) -> int:
+    """The columns that say what a line is of: the words, or all before the first time."""
+    if table.text:
+        return 1
+    return next((at for at, heading in enumerate(table.head) if "µs" in heading), 1)
 
 
 def _rivals_said(part: Part) -> str:

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 import typer
 
 from online_softmax.lab import benchoptions as options
+from online_softmax.lab import fitting
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from online_softmax.lab.benchfile import Part, Row
     from online_softmax.lab.benchrun import Progress
     from online_softmax.lab.benchtable import Table
@@ -29,7 +28,7 @@ def show(parts: Sequence[Part], as_json: bool = False) -> None:
     from online_softmax.lab import benchfile, benchpage
 
     if not as_json:
-        benchpage.render(parts, _console())
+        benchpage.render(parts, fitting.console(options.NARROWEST))
         return
     for part in parts:
         emit(benchfile.header_line(part.header))
@@ -43,15 +42,7 @@ def tables(found: Sequence[Table], narrowest: int = options.NARROWEST) -> None:
     """Tables, one below the other, as wide as the terminal but no narrower than that."""
     from online_softmax.lab import benchpage
 
-    benchpage.render_tables(found, _console(narrowest))
-
-
-def _console(narrowest: int = options.NARROWEST) -> Console:
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    console.width = max(console.width, narrowest)
-    return console
+    benchpage.render_tables(found, fitting.console(narrowest))
 
 
 def _left(seconds: float | None) -> str:
@@ -74,9 +65,13 @@ def progress() -> Iterator[Progress]:
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.table import Column
 
-    columns = (BarColumn(24), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+    console = Console(stderr=True)
+    words = TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True))
+    bar = [BarColumn(24)] if console.width >= fitting.BAR_FROM else []
+    columns = (*bar, TimeElapsedColumn(), words)
+    with Progress(*columns, console=console, transient=True, expand=True) as bars:
         task = bars.add_task("starting")
         update: Callable[..., None] = bars.update
         yield lambda text, done, total, left: update(

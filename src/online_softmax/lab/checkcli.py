@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from online_softmax.lab import fitting
 from online_softmax.lab.options import Json, option
 
 WRONG = 1  # the exit code: a result disagrees with float64
@@ -51,7 +52,8 @@ def check(
     if as_json:
         typer.echo(json.dumps(checkpage.to_json(report), indent=2, allow_nan=False))
     else:
-        typer.echo(page, nl=False)
+        width = fitting.columns()
+        typer.echo(fitting.markdown(page, width) if width else page, nl=False)
     if kept:
         places.kept("--save", kept, lambda: kept.write_text(page, encoding="utf-8"))
     if not report.is_right:

@@ -135,6 +135,7 @@ WORDS = {
     "## Cross-entropy and token_stats": "## 交叉熵与 token_stats",
     "## linear_cross_entropy": "## linear_cross_entropy",
     "## Attention": "## 注意力",
+    "## Further operations": "## 其他操作",
     "Each contender's public function on 2²⁸ logits, the loss their mean: alone, with its gradient "
     "by the logits, and with the gradient made in the forward. Their cells are among the tables of "
     "all operations too; aimed at are 0.95 of a read for the loss, and 0.93 of a read and then a "

@@ -21,6 +21,7 @@ from online_softmax.lab import (
     benchoptions,
     checkcli,
     explaincli,
+    fitting,
     options,
     profilecli,
     reportcli,
@@ -187,7 +188,7 @@ def info(as_json: options.Json = False) -> None:
     said = info.lines(found)
     width = max(len(name) for name, _ in said)
     for name, text in said:
-        typer.echo(f"{name:<{width}}  {text}".rstrip())
+        fitting.say(f"{name:<{width}}  {text}".rstrip(), hang=width + 2)
 
 
 # ---- what ladder does

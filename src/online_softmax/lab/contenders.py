@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module, metadata
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -20,11 +21,13 @@ from online_softmax.lab import (
     linearcells,
     losscontenders,
     mergecontenders,
+    morecontenders,
 )
 from online_softmax.lab.contender import Contender
 from online_softmax.lab.fusedsizes import LINEAR, MERGE
 from online_softmax.lab.grid import LOSS_OPS, OPS, WRITING, Cell
 from online_softmax.lab.inputs import BadInput
+from online_softmax.lab.moresizes import MORE_OPS
 from online_softmax.lab.refusal import Refusal
 from online_softmax.lab.rotation import Call
 from online_softmax.plan import DEFAULT_ARCH, Problem
@@ -186,19 +189,28 @@ FUSED_RIVALS = ("flash-attn", "cut-cross-entropy")  # of attention, of a linear 
 KNOWN = (*RIVALS, *FUSED_RIVALS)
 PACKAGE = {"torch": "torch", "compile": "torch", "quack": "quack-kernels", "liger": "liger-kernel"}
 PACKAGE |= {"tutorial": "triton"} | {name: name for name in FUSED_RIVALS}
+ALSO = {"flash-attn": ("flash-attn-4",)}  # packages of other names that bring the same module,
+MODULE = {"flash-attn": "flash_attn"}  # as do some that name themselves after a vendor
 TUTORIAL_OPS = ("softmax", "attention")  # elsewhere it is no line at all
 EVERYWHERE = ("torch",)  # the rivals of every cell; the others where grid.Cell.has_rivals
 
 
 def versions(rivals: tuple[str, ...]) -> dict[str, str | None]:
     """What is installed of the rivals; None: it is not."""
-    found: dict[str, str | None] = {}
-    for name in rivals:
+    return {name: _version(name) for name in rivals}
+
+
+def _version(name: str) -> str | None:
+    for package in (PACKAGE[name], *ALSO.get(name, ())):
         try:
-            found[name] = metadata.version(PACKAGE[name])
+            return metadata.version(package)
         except metadata.PackageNotFoundError:
-            found[name] = None
-    return found
+            continue
+    module = MODULE.get(name, "")
+    if not module or find_spec(module) is None:  # to ask every package takes a while
+        return None
+    packages = dict.fromkeys(metadata.packages_distributions().get(module, ()))
+    return ", ".join(f"{each} {metadata.version(each)}" for each in packages) or None
 
 
 def rivals(text: str) -> tuple[str, ...]:
@@ -256,4 +268,5 @@ def _fused(cell: Cell, rivals: tuple[str, ...]) -> list[Contender]:
         return linearcells.contenders(cell, rivals)
     if cell.op == MERGE:
         return mergecontenders.contenders(cell, rivals)
-    return attentioncontenders.contenders(cell, rivals, torch.cuda.is_available())
+    family = morecontenders if cell.op in MORE_OPS else attentioncontenders
+    return family.contenders(cell, rivals, torch.cuda.is_available())

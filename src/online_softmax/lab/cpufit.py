@@ -19,6 +19,7 @@ from online_softmax.lab import (
     fusedcells,
     linear,
     linearcells,
+    moresizes,
     opbench,
     opjudge,
     rotation,
@@ -31,6 +32,7 @@ from online_softmax.lab.cpuclock import FEWEST_ROUNDS
 from online_softmax.lab.fusedsizes import LINEAR, MERGE, parsed, written
 from online_softmax.lab.grid import Cell
 from online_softmax.lab.inputs import BadInput
+from online_softmax.lab.moresizes import MORE_OPS
 from online_softmax.lab.rotation import Overwrites, Rotation, bound
 
 # Of the small cell, bytes and products: a call of about ten milliseconds. A shorter one says more
@@ -67,6 +69,9 @@ def smaller(cell: Cell) -> Cell | None:
             return replace(cell, rows=cell.rows // 2)
         return replace(cell, cols=cell.cols // 2) if cell.cols > LEAST_KEYS else None
     sizes, rows, cols = parsed(cell.sizes), cell.rows, cell.cols
+    if cell.op in MORE_OPS:
+        found = moresizes.smaller(cell.op, rows, cols, sizes)
+        return found and Cell(cell.op, cell.dtype, *found)
     is_decode = cell.op == "attention_decode"
     if sizes["batch"] > 1:
         less = {"batch": sizes["batch"] // 2}
@@ -118,6 +123,8 @@ class Rates:
 
     def price(self, cell: Cell) -> float:
         """Seconds that the cell takes at the least, of an operation that was tried."""
+        if cell.is_empty:
+            return 0.0
         rate = self.known[cell.op, cell.dtype]
         spent = rate.calls * work(cell)
         if cell.op != LINEAR:  # whose rate is of everything
@@ -138,7 +145,7 @@ def rates(
     """Try ours and torch's on a small cell of each operation and type."""
     known: dict[tuple[str, str], Rate] = {}
     for cell in cells:
-        if (cell.op, cell.dtype) not in known:
+        if (cell.op, cell.dtype) not in known and not cell.is_empty:
             pilot = _linear_rate if cell.op == LINEAR else _rate
             known[cell.op, cell.dtype] = pilot(small(cell), setting)
     return Rates(known, setting.l2_bytes, "compile" in rivals, repeat)

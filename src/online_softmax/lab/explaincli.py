@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from online_softmax.lab import options
+from online_softmax.lab import fitting, options
 
 
 def explain(
@@ -54,7 +54,7 @@ def explain(
         said = [f"on {each}\n{text}" for each, text in zip(arches, said, strict=True)]
     elif explanation.asks_arch(op, *size, kind):
         said = [f"{said[0]}\n  {_arch(arches[0], why)}"]
-    typer.echo("\n\n".join(said))
+    fitting.say("\n\n".join(said))
 
 
 def _arch(name: str, why: str) -> str:

@@ -155,6 +155,11 @@ def _merge(rows: Sequence[Row], peak_gbs: float | None) -> Figure:
 # ---- linear_cross_entropy
 
 
+def timed(line: dict[str, Any]) -> list[dict[str, Any]]:
+    """The contenders of a stored line that have a time; products alone are none."""
+    return [e for e in line["entries"] if e.get("median_us") and e["name"] not in PRODUCTS]
+
+
 def linear(line: dict[str, Any]) -> Figure:
     """Time beside memory, a bar a contender in each panel; the products alone as lines.
 
@@ -165,19 +170,19 @@ def linear(line: dict[str, Any]) -> Figure:
         plot.Unavailable: there is no matplotlib.
         ValueError: nothing was timed.
     """
-    timed = [e for e in line["entries"] if e.get("median_us") and e["name"] not in PRODUCTS]
-    if not timed:
+    entries = timed(line)
+    if not entries:
         raise ValueError("there is nothing to draw: no linear_cross_entropy was timed")
-    return canvas.styled(lambda: _linear(line, timed))
+    return canvas.styled(lambda: _linear(line, entries))
 
 
-def _linear(line: dict[str, Any], timed: Sequence[dict[str, Any]]) -> Figure:
+def _linear(line: dict[str, Any], entries: Sequence[dict[str, Any]]) -> Figure:
     size = f"{line['tokens']:,} tokens, {line['features']:,} features, {line['classes']:,} classes"
-    high = 0.36 * len(timed)
+    high = 0.36 * len(entries)
     below = f"forward and backward, {size}, {line['dtype']}; dotted: matrix products alone"
     figure = canvas.blank(10, 1.65 + high, "linear_cross_entropy", below)
-    names = [benchplot.NAMES.get(each["name"], each["name"]) for each in timed]
-    colours = [SHADES.get(each["name"], SPARE) for each in timed]
+    names = [benchplot.NAMES.get(each["name"], each["name"]) for each in entries]
+    colours = [SHADES.get(each["name"], SPARE) for each in entries]
     alone = {e["name"]: e["median_us"] / 1e3 for e in line["entries"]
              if e["name"] in PRODUCTS and e.get("median_us")}  # fmt: skip
     panels = (
@@ -190,7 +195,7 @@ def _linear(line: dict[str, Any], timed: Sequence[dict[str, Any]]) -> Figure:
         axes.set_xticks([])
         axes.set_yticks(range(len(names)), names if not place else [""] * len(names), fontsize=9.5)
         axes.set_ylim(len(names) - 0.45, -0.55)
-        values = [(each.get(key) or 0) / scale for each in timed]
+        values = [(each.get(key) or 0) / scale for each in entries]
         axes.set_xlim(0, 1.18 * max(values))
         axes.set_xlabel(unit, color=plot.FAINT, fontsize=10)
         axes.barh(range(len(names)), values, 0.7, color=colours, zorder=2)

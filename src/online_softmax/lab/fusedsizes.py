@@ -8,15 +8,19 @@ A cell says rows and columns as any other does, and in words of its own what the
 kv_heads, head_dim, causal |
 | merge | rows of a part | columns of out | parts |
 | linear_cross_entropy | tokens | classes | features |
+
+Those of a few further operations are in moresizes.py.
 """
 
 from __future__ import annotations
 
+from online_softmax.lab import moresizes
 from online_softmax.lab.inputs import BadInput
+from online_softmax.lab.moresizes import MORE_OPS, ROWS
 
 ATTENTION_OPS = ("attention", "attention_backward", "attention_decode")
 MERGE, LINEAR = "merge", "linear_cross_entropy"
-FUSED_OPS = (*ATTENTION_OPS, MERGE, LINEAR)
+FUSED_OPS = (*ATTENTION_OPS, MERGE, *MORE_OPS, LINEAR)
 
 TOKENS, FEATURES = 16384, 2048  # of attention's large cells: so many sequences as make them up
 LENGTHS = (1024, 2048, 4096, 8192, 16384)
@@ -37,11 +41,12 @@ WANTED = {  # what --cells names of an operation
     "attention_decode": "BATCHxKEYS",
     MERGE: "PARTSxROWSxCOLS",
     LINEAR: "TOKENSxFEATURESxCLASSES",
+    **moresizes.WANTED,
 }
 
 SIZES = {  # what the sizes of a cell name, at least
     **dict.fromkeys(ATTENTION_OPS, ("batch", "heads", "kv_heads", "head_dim", "causal")),
-    MERGE: ("parts",), LINEAR: ("features",),
+    MERGE: ("parts",), LINEAR: ("features",), **moresizes.SIZES,
 }  # fmt: skip
 
 
@@ -100,7 +105,9 @@ def _decode_grid(keys: tuple[int, ...]) -> list[Triple]:
 
 def grid(op: str, name: str) -> list[Triple]:
     """The cells of a grid by its name, as for rows; "cpu" is what a CPU does in a few seconds."""
-    if op in ("attention", "attention_backward"):
+    if op in MORE_OPS:
+        found = moresizes.grid(op)
+    elif op in ("attention", "attention_backward"):
         found = {
             "big": _attention_grid(LENGTHS),
             "odd": _attention_grid(ODD_LENGTHS),
@@ -147,12 +154,15 @@ def by_hand(op: str, text: str) -> list[Triple]:
     found: list[Triple] = []
     for part in text.split(","):
         numbers = part.strip().lower().split("x")
+        least = 0 if WANTED[op] == ROWS else 1  # a matrix may be empty, as softmax's
         if len(numbers) != WANTED[op].count("x") + 1 or not all(
-            each.isdecimal() and int(each) for each in numbers
+            each.isdecimal() and int(each) >= least for each in numbers
         ):
             raise BadInput(f"--cells {part.strip()}: of {op} give {WANTED[op]}")
         sizes = [int(each) for each in numbers]
-        if op in ("attention", "attention_backward"):
+        if op in MORE_OPS:
+            found += moresizes.by_hand(op, sizes)
+        elif op in ("attention", "attention_backward"):
             batch, heads, length, head_dim = sizes
             found += [attention(batch, heads, length, head_dim, c) for c in (False, True)]
         elif op == "attention_decode":
@@ -170,6 +180,8 @@ def by_hand(op: str, text: str) -> list[Triple]:
 def ideal_bytes(op: str, rows: int, cols: int, sizes: str, item: int) -> int:
     """The least that an operation moves: what goes in and what comes out, once."""
     given = parsed(sizes)
+    if op in MORE_OPS:
+        return moresizes.ideal_bytes(op, rows, cols, given, item)
     if op == MERGE:
         return (given["parts"] + 1) * rows * (cols * item + 4)
     if op == LINEAR:  # input, weight, their gradients, the target
@@ -188,6 +200,8 @@ def flops(op: str, rows: int, cols: int, sizes: str) -> int:
     if op in (MERGE, "attention_decode"):
         return 0
     given = parsed(sizes)
+    if op in MORE_OPS:
+        return moresizes.flops(op, cols, given)
     if op == LINEAR:
         return 6 * rows * cols * given["features"]
     forward = 4 * rows * cols * given["head_dim"] // (2 if given["causal"] else 1)
@@ -197,6 +211,8 @@ def flops(op: str, rows: int, cols: int, sizes: str) -> int:
 def memory_bytes(op: str, rows: int, cols: int, sizes: str, item: int, sets: int) -> int:
     """Device memory that a cell takes: its sets, what each contender keeps for a backward, and the
     judge's float64."""
+    if op in MORE_OPS:
+        return moresizes.memory_bytes(op, rows, cols, parsed(sizes), item, sets)
     ideal = ideal_bytes(op, rows, cols, sizes, item)
     if op == MERGE:
         return sets * ideal + 4 * 8 * rows * cols + 2**30

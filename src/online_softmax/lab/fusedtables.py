@@ -1,4 +1,5 @@
-"""Attention and merges as tables: time, rate beside the ceiling, and every rival's rate.
+"""Attention, merges and further operations as tables: time, rate beside the ceiling, and every
+rival's rate.
 
 A rate is in TFLOP/s where products are the limit, else in GB/s.
 """
@@ -11,12 +12,16 @@ from online_softmax.lab import benchtable, goals
 from online_softmax.lab.benchfile import Entry, Row
 from online_softmax.lab.benchtable import NONE, Table
 from online_softmax.lab.fusedsizes import MERGE, parsed
+from online_softmax.lab.moresizes import MORE_OPS, OUTER_OPS, VARLEN, lengths
 
 HEADS = {
     "attention": ("batch", "heads", "tokens", "head_dim", "keys"),
     "attention_backward": ("batch", "heads", "tokens", "head_dim", "keys"),
     "attention_decode": ("sequences", "heads", "on heads", "head_dim", "keys"),
     MERGE: ("parts", "rows", "columns"),
+    **dict.fromkeys(MORE_OPS, ("rows", "columns")),
+    **dict.fromkeys(OUTER_OPS, ("planes", "along", "inner")),
+    VARLEN: ("sequences", "heads", "tokens", "longest", "head_dim", "keys"),
 }
 
 
@@ -25,11 +30,19 @@ def size(row: Row) -> tuple[str, ...]:
     sizes = parsed(row.sizes)
     if row.op == MERGE:
         return (str(sizes["parts"]), f"{row.rows:,}", f"{row.cols:,}")
+    if row.op in OUTER_OPS:
+        return f"{row.rows:,}", f"{row.cols:,}", f"{sizes['inner']:,}"
+    if row.op in MORE_OPS and row.op != VARLEN:
+        return f"{row.rows:,}", f"{row.cols:,}"
     batch, heads = sizes["batch"], sizes["heads"]
+    seen = "causal" if sizes["causal"] else "all"
+    if row.op == VARLEN:
+        tokens = sum(lengths(batch, row.cols))
+        return (str(batch), str(heads), f"{tokens:,}", f"{row.cols:,}", str(sizes["head_dim"]),
+                seen)  # fmt: skip
     if row.op == "attention_decode":
         return (str(batch), str(heads), str(sizes["kv_heads"]), str(sizes["head_dim"]),
                 f"{row.cols:,}")  # fmt: skip
-    seen = "causal" if sizes["causal"] else "all"
     return str(batch), str(heads), f"{row.rows // (batch * heads):,}", str(sizes["head_dim"]), seen
 
 

@@ -97,11 +97,17 @@ class Cell:
         return self.op in FUSED_OPS
 
     @property
+    def is_empty(self) -> bool:
+        """Without elements: there is nothing to time."""
+        return not (self.rows and self.cols)
+
+    @property
     def is_large(self) -> bool:
         """As many rows as make up WHOLE elements, of a loss LOSS_WHOLE."""
         if self.is_fused:
             return False
-        return self.rows == max((LOSS_WHOLE if self.is_loss else WHOLE) // self.cols, 1)
+        whole = LOSS_WHOLE if self.is_loss else WHOLE
+        return bool(self.cols) and self.rows == max(whole // self.cols, 1)
 
     @property
     def is_main(self) -> bool:
@@ -234,7 +240,7 @@ def shard(cells: Sequence[Cell], text: str) -> list[Cell]:
 
 
 def parse_shapes(text: str) -> list[tuple[int, int]]:
-    """Shapes that a person named.
+    """Shapes that a person named; one without elements is a row that says so.
 
     >>> parse_shapes("4096x50257, 1x1048576")
     [(4096, 50257), (1, 1048576)]
@@ -242,7 +248,7 @@ def parse_shapes(text: str) -> list[tuple[int, int]]:
     found = []
     for part in text.split(","):
         rows, cross, cols = part.strip().lower().partition("x")
-        if not (cross and rows.isdecimal() and cols.isdecimal() and int(rows) and int(cols)):
+        if not (cross and rows.isdecimal() and cols.isdecimal()):
             raise BadInput(f"--cells {part.strip()}: give ROWSxCOLS, such as 4096x50257")
         found.append((int(rows), int(cols)))
     return list(dict.fromkeys(found))

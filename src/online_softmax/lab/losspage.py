@@ -31,6 +31,12 @@ ATTENTION = (
     "but the log-sum-exps. More have a read of the parts alone beside them, without the write: "
     "counted with it, its speed passes the datasheet, so it is marked, and no share is given.",
 )
+MORE = (
+    "## Further operations",
+    "logsumexp's gradient, operations along a dim that is not the last, softmax of float8_e4m3fn, "
+    "token_stats with its gradient, and attention of packed sequences: in GB/s beside a copy, of "
+    "logsumexp a read, of token_stats both; attention in TFLOP/s beside as many products.",
+)
 PICTURES = {  # of operations that are more than a matrix
     "attention": "attention: TFLOP/s by tokens of a sequence, ours, cuDNN and FlashAttention",
     "attention_decode": "attention_decode: GB/s by the keys of a sequence, ours and the rivals",
@@ -64,7 +70,7 @@ def bodies(
         sections: the tables by section, as `benchpage.sections` gives them.
         shown: tables as Markdown.
     """
-    found = {"losses": "", "linear": "", "attention": ""}
+    found = {"losses": "", "linear": "", "attention": "", "more": ""}
     if any(row.cell.is_loss for row in rows):
         pictures = [PICTURE.format(op) for op in drawn(rows)]
         tables = _titled(sections.get("losses", ()), shown)
@@ -76,6 +82,8 @@ def bodies(
         ops = dict.fromkeys(row.op for row in rows)
         shots = [_shot(op) for op in PICTURES if op in ops]
         found["attention"] = "\n\n".join([*ATTENTION, *shots, *_titled(attention, shown)])
+    if more := sections.get("more", ()):
+        found["more"] = "\n\n".join([*MORE, *_titled(more, shown)])
     return found
 
 

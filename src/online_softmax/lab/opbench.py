@@ -15,7 +15,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from online_softmax.lab import clocks, fusedcells, lossjudge, opjudge
+from online_softmax.lab import clocks, fusedcells, lossjudge, morecells, opjudge
 from online_softmax.lab.bench import Timing
 from online_softmax.lab.benchclock import Broken, Setting
 from online_softmax.lab.benchfile import Entry, Row
@@ -26,6 +26,7 @@ from online_softmax.lab.refusal import Refusal, one_line
 from online_softmax.lab.rotation import Call, Overwrites, Rotation, bound
 
 CHECKED_ELEMENTS = 2**24  # of each result
+EMPTY = "n/a: a matrix without elements"
 
 # ---- one cell
 
@@ -48,6 +49,8 @@ def judged(
     call is over, which compiles what it needs. `x` is the first tensor as it was, where the call
     overwrites it."""
     if cell.is_fused:
+        if cell.op in morecells.FILLING:
+            tensors[-1].fill_(torch.nan)
         made = call(*tensors)
         lap("first calls")
         return fusedcells.check(cell, tensors, made, ulps)
@@ -152,6 +155,8 @@ def measure(cell: Cell, lines: Sequence[Contender], setting: Setting) -> Row:
         spent[name], since = round(spent.get(name, 0.0) + now - since, 4), now
 
     row = blank(cell, setting.values)
+    if cell.is_empty:
+        return replace(row, why=EMPTY)
     why = lacking(cell, sum(line.allocates for line in lines), setting)
     if why:
         return replace(row, why=why)

@@ -7,9 +7,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import typer
-
-from online_softmax.lab import inputs
+from online_softmax.lab import fitting, inputs
 from online_softmax.lab.inputs import BadInput
 
 FILE_OPTIONS = ("--input", "--save", "--plot", "--from", "--raw")
@@ -66,7 +64,7 @@ def kept(option: str, path: Path, write: Callable[[], object]) -> None:
     except (ValueError, OSError, RuntimeError) as error:  # matplotlib's: .pgf needs a TeX
         why = error.strerror if isinstance(error, OSError) else None
         raise BadInput(f"{option} {path}: {why or error}") from None
-    typer.echo(f"{path} written", err=True)
+    fitting.say(f"{path} written", err=True)
 
 
 def file_name(given: str) -> str:

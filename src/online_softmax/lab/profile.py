@@ -16,14 +16,22 @@ import torch
 from online_softmax import catalogue, jit, plan
 from online_softmax.catalogue import KERNELS
 from online_softmax.cuda import host
-from online_softmax.lab import budget, info, ncu, profilecounters, profiledriver, profilestatic
+from online_softmax.lab import (
+    budget,
+    info,
+    ncu,
+    profilecalls,
+    profilecounters,
+    profiledriver,
+    profilestatic,
+)
 from online_softmax.lab.profilefile import Header, Line, Profile
 from online_softmax.lab.waiting import Progress
 from online_softmax.plan import Problem
 
 LADDER = "ladder"
 RUNGS = tuple(name for name, record in KERNELS.items() if record.rung)
-NAMES = (*(name for name in KERNELS if name != "reference"), "production")
+NAMES = (*(name for name in KERNELS if name != "reference"), "production", *profilecalls.NAMES)
 DRIVER = "online_softmax.lab.profiledriver"
 NO_NCU = (
     "no counters: Nsight Compute (ncu) is not on PATH; it comes with the CUDA toolkit, or alone "
@@ -142,6 +150,8 @@ def _lines(asked: Asked, problem: Problem, backends_run: bool) -> list[Line]:
 
 def _line(name: str, op: str, problem: Problem, backends_run: bool) -> Line:
     """What a kernel should read, what host execution counts; or why it does not run."""
+    if name in profilecalls.NAMES:
+        return Line(name, "", profilecalls.IDEAS[name], tuple(profilecalls.reasons(name, problem)))
     kernel = profiledriver.shipped(op, problem) if name == "production" else name
     record = KERNELS.get(kernel)
     if record is None:

@@ -20,7 +20,9 @@ ROWS, COLS = 4096, 4096
 HELP = """Count what each kernel moves and waits for, by the GPU's own counters.
 
 KERNEL: ladder (every rung), a rung by how its name starts, registers, landed, streamed, split \
-(the row kernels that ship), production (what is chosen here) or torch. Runs Nsight Compute (ncu) \
+(the row kernels that ship), production (what is chosen here) or torch; or a whole operation: \
+attention (queries and keys are --rows and --cols), decode (32 rows a sequence), merge, \
+token_stats, cross_entropy. Runs Nsight Compute (ncu) \
 over a small driver. Without ncu, a GPU or permission it says what to install or allow, and \
 reports registers, spills, occupancy and the widths of loads and stores instead.
 
@@ -31,6 +33,7 @@ Examples:
   online-softmax profile v3 registers --rows 64 --cols 131072 --dtype bf16
   online-softmax profile registers split --op softmax_backward
   online-softmax profile v2 --arch sm_80
+  online-softmax profile attention decode merge --dtype bf16
   online-softmax profile ladder --raw ncu.csv
   online-softmax profile ladder --from ncu.csv
   online-softmax profile --from kept.jsonl"""
@@ -130,15 +133,14 @@ def _asked(
     op: str | None,
     arch: str | None,
 ) -> Asked:
-    from online_softmax.lab import arguments, grid, inputs, places, profiledriver
+    from online_softmax.lab import arguments, grid, inputs, places, profilecalls, profiledriver
     from online_softmax.lab import profile as profiling
     from online_softmax.lab.inputs import BadInput
 
     there = ", ".join((profiling.LADDER, *profiling.NAMES))
     if not names:
         raise BadInput(f"profile takes kernels: give one of {there}, or several")
-    op = op or "softmax"
-    grid.named([op], profiledriver.EVERY_OP, "--op")
+    grid.named([op or "softmax"], profiledriver.EVERY_OP, "--op")
     found: list[str] = []
     for word in names:
         start = word.strip().lower()
@@ -150,6 +152,10 @@ def _asked(
         if not matching:
             raise BadInput(f"kernel {arguments.shown(word)}: there are {there}")
         found += matching
+    whole = [name for name in found if name in profilecalls.NAMES]
+    if op and len(whole) == len(found):
+        raise BadInput(f"--op {op} is of kernels on rows; {', '.join(whole)} are operations")
+    op = op or (", ".join(dict.fromkeys(whole)) if len(whole) == len(found) else "softmax")
     rows = arguments.whole("--rows", size[0]) or ROWS
     cols = arguments.whole("--cols", size[1]) or COLS
     kind = inputs.short_name(inputs.dtype_of(dtype or "float32"))

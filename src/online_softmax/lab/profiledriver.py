@@ -7,8 +7,9 @@ Before each name a kernel of torch's that only spins marks where it starts. Prin
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from online_softmax import catalogue, invariance, rowchoice, rowplan
 from online_softmax.catalogue import KERNELS
+from online_softmax.lab import profilecalls
 from online_softmax.lab.grid import LOSS_OPS, OPS, WRITING
 from online_softmax.plan import Problem
 
@@ -96,18 +98,36 @@ def call(name: str, op: str) -> Callable[..., Any]:
     return run
 
 
+def bound(
+    names: Sequence[str], op: str, problem: Problem, device: str = "cuda"
+) -> list[Callable[[], Any]]:
+    """The calls of kernels on one set of an operation's tensors, and of operations by name on
+    their own."""
+    on_rows = [name for name in names if name not in profilecalls.NAMES]
+    dtype, given = getattr(torch, problem.dtype), tuple[Tensor, ...]()
+    if on_rows:
+        given = tensors(op, problem.rows, problem.cols, dtype, device)
+    found: list[Callable[[], Any]] = []
+    for name in names:
+        if name in on_rows:
+            found.append(functools.partial(call(name, op), *given))
+        else:
+            found.append(profilecalls.call(name, problem, device))
+    return found
+
+
 def main(words: list[str]) -> None:
     """Run what the words name."""
     names, rows, cols, dtype, op = words
-    given = tensors(op, int(rows), int(cols), getattr(torch, dtype))
-    calls = [call(name, op) for name in names.split(",")]
+    problem = Problem(int(rows), int(cols), dtype)
+    calls = bound(names.split(","), op, problem)
     for each in calls:
-        each(*given)
+        each()
     torch.cuda.synchronize()
     torch.cuda.profiler.start()
     for each in calls:
         torch.cuda._sleep(1)
-        each(*given)
+        each()
         torch.cuda.synchronize()
     torch.cuda.profiler.stop()
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from rich import box
 from rich.console import Console
-from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
-from online_softmax.lab import table
+from online_softmax.lab import fitting, table
 from online_softmax.lab.profilefile import Line, Profile
 from online_softmax.lab.table import Column
 from online_softmax.plan import ELEMENT_BYTES
@@ -50,7 +47,7 @@ Cell = Callable[[Line], str]
 
 def render(profile: Profile, console: Console) -> None:
     """Print everything about a run that a person wants to see."""
-    console.width = max(console.width, NARROWEST)
+    fitting.widen(console, NARROWEST)
     h = profile.header
     of = f"by the counters of {h.device}" if h.device else "without counters: the static report"
     _say(console, f"{h.op} of {h.rows:,} x {h.cols:,} {h.dtype}, {of}", "bold")
@@ -179,17 +176,14 @@ def _table(
     columns = [c for c in columns if c is NAME or any(c.cell(line) != "-" for line in lines)]
     if len(columns) < 2:
         return ()
-    drawn = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
-    for column in columns:
-        wraps = column.heading in ("waits for", "loads", "stores")
-        drawn.add_column(
-            column.heading, justify=column.justify, no_wrap=not wraps, header_style="dim"
-        )
-    for line in lines:
-        drawn.add_row(*(Text(column.cell(line)) for column in columns))
+    fields = [
+        fitting.Field(c.heading, c.justify, c.heading in ("waits for", "loads", "stores"), "dim")
+        for c in columns
+    ]
     console.print()
     _say(console, title, "bold")
-    console.print(Padding(drawn, (0, 0, 0, 2), expand=False))
+    rows = [[Text(column.cell(line)) for column in columns] for line in lines]
+    fitting.show(console, fields, rows)
     return columns
 
 

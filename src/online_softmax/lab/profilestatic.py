@@ -13,7 +13,7 @@ import torch
 
 from online_softmax import catalogue, jit, plan
 from online_softmax.catalogue import KERNELS
-from online_softmax.lab import info, profiledriver, rung, sass, tritoncode
+from online_softmax.lab import info, profilecalls, profiledriver, rung, sass, tritoncode
 from online_softmax.lab.profilefile import Code, Line
 from online_softmax.lab.results import Figures, Result
 from online_softmax.lab.rung import Setting
@@ -35,7 +35,10 @@ def report(lines: Sequence[Line], problem: Problem, op: str, arches: Sequence[st
     codes = _triton_codes(found, setting, arches[0])
     done = []
     for line in lines:
-        if line.name not in ours:
+        if line.name in profilecalls.NAMES and not line.reasons:
+            every_figure, code = profilecalls.report(line.name, problem, arches)
+            line = replace(line, figures=every_figure, code=code)
+        elif line.name not in ours:
             missing = "" if line.reasons else NOT_OURS if line.name == "torch" else NO_RECORD
             line = replace(line, code=Code(missing=missing) if missing else None)
         elif KERNELS[line.kernel].backend == "triton":

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from online_softmax.lab import fitting
 from online_softmax.lab.options import option
 
 if TYPE_CHECKING:
@@ -63,12 +64,12 @@ def report(
     first = reportread.places()[0]
     none = f"; none in {first}" if not results and given[0] != first else ""
     count = len(found.files)
-    typer.echo(f"results: {said}, {count} file{'' if count == 1 else 's'}{none}", err=True)
+    fitting.say(f"results: {said}, {count} file{'' if count == 1 else 's'}{none}", err=True)
     for line in found.passed:
-        typer.echo(line, err=True)
+        fitting.say(line, err=True)
     _write(reportdata.Report(found), kind, target)
     if shown and not webbrowser.open(target.resolve().as_uri()):
-        typer.echo(f"no browser was found: open {target} in one", err=True)
+        fitting.say(f"no browser was found: open {target} in one", err=True)
 
 
 def _write(report: Report, kind: str, target: Path) -> None:
@@ -78,7 +79,7 @@ def _write(report: Report, kind: str, target: Path) -> None:
     try:
         if kind == "png":
             for path in reportpng.draw(report, target):
-                typer.echo(f"{path} written", err=True)
+                fitting.say(f"{path} written", err=True)
             return
         text = htmlreport.page(report) if kind == "html" else reportmd.page(report)
         target.write_text(text, encoding="utf-8")
@@ -86,4 +87,4 @@ def _write(report: Report, kind: str, target: Path) -> None:
         raise BadInput(f"-o {target} cannot be written: {error.strerror}") from None
     kilobytes = target.stat().st_size / 1e3
     said = f"{kilobytes / 1e3:.1f} MB" if kilobytes > 1e3 else f"{kilobytes:.0f} kB"
-    typer.echo(f"{target} written, {said}", err=True)
+    fitting.say(f"{target} written, {said}", err=True)

@@ -279,7 +279,7 @@ def _behind_tile(report: Report) -> Tile | None:
     note = "by more than 2 % and more than the rounds are apart"
     apart = [row for row in report.every if row.cell.is_fused and goals.beside_fastest(row)]
     if apart:
-        note += f"; of attention and merges in {len(goals.slower(apart))} of {len(apart)}"
+        note += f"; of attention, merges and others in {len(goals.slower(apart))} of {len(apart)}"
     late = len(goals.slower(report.rows))
     return {"value": f"{late:,} of {len(beside):,}",
             "of": "cells of rows and losses where a rival is faster", "note": note}  # fmt: skip

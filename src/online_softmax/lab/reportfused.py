@@ -17,6 +17,7 @@ from online_softmax.lab.fusedsizes import (
     TOKENS,
     parsed,
 )
+from online_softmax.lab.moresizes import MORE_OPS, OUTER_OPS, VARLEN, lengths
 from online_softmax.lab.reportread import of_kind
 from online_softmax.lab.reportsheet import Sheet, Value
 
@@ -25,6 +26,13 @@ TITLES = {
     "attention_backward": "Attention, backward",
     "attention_decode": "Attention, decode of one query",
     MERGE: "Merge of parts",
+    "logsumexp_backward": "Gradient of logsumexp",
+    "softmax_outer": "Softmax along a dim that is not the last",
+    "log_softmax_outer": "log_softmax along a dim that is not the last",
+    "logsumexp_outer": "logsumexp along a dim that is not the last",
+    "softmax_fp8": "Softmax of float8_e4m3fn",
+    "token_stats_both": "token_stats and its gradient",
+    VARLEN: "Attention of packed sequences",
 }
 PASSES = {"forward": "attention", "backward": "attention_backward", "decode": "attention_decode"}
 NOTES = {
@@ -33,6 +41,8 @@ NOTES = {
     "attention_decode": "GB/s of keys and values.",
     MERGE: "GB/s of the parts and the result. The limit of two parts is an addition, of more a "
     "read of them alone: counted with the write that it leaves out, it may pass the datasheet.",
+    **dict.fromkeys(MORE_OPS, "GB/s of what goes in and what comes out."),
+    VARLEN: "Half the products count where causal.",
 }
 BY_HOST = " The host's part of a call is in its time."  # of lines of kind "attention"
 Line = dict[str, Any]
@@ -77,10 +87,17 @@ def _words(row: Row) -> tuple[str, str]:
     sizes = parsed(row.sizes)
     if row.op == MERGE:
         return row.dtype, f"{sizes['parts']} parts of {row.rows:,} x {row.cols:,}"
+    if row.op in OUTER_OPS:
+        return row.dtype, f"{row.rows:,} x {row.cols:,} x {sizes['inner']:,}"
+    if row.op in MORE_OPS and row.op != VARLEN:
+        return row.dtype, f"{row.rows:,} x {row.cols:,}"
     batch, dim = sizes["batch"], sizes["head_dim"]
     if row.op == "attention_decode":
         return f"{row.dtype}, head_dim {dim}", f"{batch} x {row.cols:,} keys"
     keys = "causal" if sizes["causal"] else "all keys"
+    if row.op == VARLEN:
+        tokens = sum(lengths(batch, row.cols))
+        return f"{row.dtype}, head_dim {dim}, {keys}", f"{batch} of {tokens:,} tokens"
     return f"{row.dtype}, head_dim {dim}, {keys}", f"{batch} x {row.cols:,} tokens"
 
 

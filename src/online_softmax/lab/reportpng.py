@@ -1,5 +1,6 @@
-"""A report as pictures, a file each: the ladder, speed by columns, few rows, accuracy, memory,
-attention. For slides; the page has more of each."""
+"""A report as pictures, a file each: the ladder and its roofline, speed by columns, few rows,
+accuracy, memory, linear_cross_entropy, attention, the host's cost, a softmax within a compiled
+model. For slides; the page has more of each."""
 
 from __future__ import annotations
 
@@ -9,10 +10,23 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from online_softmax.lab import benchplot, benchtable, goals, plot, reportcells, reportfused
+from online_softmax.lab import (
+    benchplot,
+    benchtable,
+    canvas,
+    fusedplot,
+    goals,
+    hostplot,
+    plot,
+    reportcells,
+    reportfused,
+    reportladder,
+    roofplot,
+)
 from online_softmax.lab.benchfile import Row
 from online_softmax.lab.inputs import BadInput
 from online_softmax.lab.reportdata import Report
+from online_softmax.lab.reportread import of_kind
 from online_softmax.lab.reportsheet import Sheet
 
 if TYPE_CHECKING:
@@ -49,7 +63,10 @@ def _pictures(report: Report) -> Iterator[tuple[str, Draw]]:
     for run in report.runs:
         if any((r.of_copy if run.is_timed else r.reads) is not None for r in run.results):
             h = run.header
-            yield f"ladder-{h.rows}x{h.cols}-{h.dtype}.png", partial(plot.draw, run)
+            size = f"{h.rows}x{h.cols}-{h.dtype}"
+            yield f"ladder-{size}.png", partial(plot.draw, run)
+            if reportladder.roofline(run):
+                yield f"roofline-{size}.png", partial(_keep, partial(roofplot.picture, run))
     rows = [row for row in report.rows if row.values == "normal"]
     for op, group in benchtable.operations(rows).items():
         if _has_line(group):
@@ -64,6 +81,28 @@ def _pictures(report: Report) -> Iterator[tuple[str, Draw]]:
     for name, make in makers.items():
         if sheet := report.sheets.get(name):
             yield f"{name}.png", partial(_write, partial(make, sheet))
+    yield from _of_lines(report)
+
+
+def _of_lines(report: Report) -> Iterator[tuple[str, Draw]]:
+    """Of what is stored as lines of its own; each is drawn as it was measured last."""
+    latest: dict[str, Draw] = {}
+    for line in of_kind(report.parts, "linear"):
+        if fusedplot.timed(line):
+            size = f"{line['tokens']}x{line['features']}x{line['classes']}-{line['dtype']}"
+            name = f"linear_cross_entropy-{size}.png"
+            latest[name] = partial(_keep, partial(fusedplot.linear, line))
+    for line in of_kind(report.parts, "host"):
+        if any(call.get("median_us") for call in line["calls"]):
+            latest["host.png"] = partial(_keep, partial(hostplot.host, line))
+    compiled = of_kind(report.parts, "fusion")
+    if any(map(hostplot.beside_alone, compiled)):
+        latest["fusion.png"] = partial(_keep, partial(hostplot.compiled, compiled))
+    yield from latest.items()
+
+
+def _keep(make: Callable[[], Figure], path: Path) -> None:
+    canvas.write(make(), path)
 
 
 def _write(make: Callable[[], Figure], path: Path) -> None:

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
-from rich import box
 from rich.console import Console
-from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
+from online_softmax.lab import fitting
 from online_softmax.lab.results import Figures, Header, Result, Run
 
 WIDE = 120  # columns of the console from which ideas, bars and several architectures fit beside
@@ -133,7 +131,7 @@ FIGURES: tuple[Column[Figures], ...] = (
 
 def render(run: Run, console: Console) -> None:
     """Print everything about a run that a person wants to see."""
-    console.width = max(console.width, NARROWEST)  # a terminal may wrap a line, not cut a number
+    fitting.widen(console, NARROWEST)
     is_wide = console.width >= WIDE
     _say(console, _title(run.header), "bold")
     for line in _circumstances(run.header):
@@ -170,12 +168,12 @@ def _circumstances(header: Header) -> list[str]:
 def _results(
     console: Console, title: str, columns: list[Column[Result]], results: Iterable[Result]
 ) -> list[Column[Result]]:
-    table, block = _table(columns), "\u2588" if console.encoding.startswith("utf") else "#"
+    block, rows = "\u2588" if console.encoding.startswith("utf") else "#", []
     for result in results:
         cells = (column.cell(result).replace("#", block) for column in columns)
         styles = (_style(column, result) for column in columns)
-        table.add_row(*map(Text, cells, styles))
-    _show(console, title, table)
+        rows.append([*map(Text, cells, styles)])
+    _show(console, title, columns, rows)
     return columns
 
 
@@ -188,7 +186,7 @@ def _figures(console: Console, run: Run, is_wide: bool) -> Sequence[Column[Figur
     if not rows:
         return ()
     for group in [arches] if is_wide and len(arches) <= 2 else [(arch,) for arch in arches]:
-        table = _table([NAME, *FIGURES * len(group)])
+        lines = []
         for result in rows:
             known = {f.arch: f for f in result.figures if not f.missing}
             cells = [
@@ -196,24 +194,19 @@ def _figures(console: Console, run: Run, is_wide: bool) -> Sequence[Column[Figur
                 for arch in group
                 for column in FIGURES
             ]
-            table.add_row(result.name, *cells)
-        _show(console, f"Registers and the rest on {', then on '.join(group)}", table)
+            lines.append([Text(result.name), *map(Text, cells)])
+        columns: list[Column[Any]] = [NAME, *FIGURES * len(group)]
+        _show(console, f"Registers and the rest on {', then on '.join(group)}", columns, lines)
     return FIGURES
 
 
-def _table(columns: Iterable[Column]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
-    for column in columns:
-        table.add_column(
-            column.heading, justify=column.justify, no_wrap=column is not IDEA, header_style="dim"
-        )
-    return table
-
-
-def _show(console: Console, title: str, table: Table) -> None:
+def _show(
+    console: Console, title: str, columns: Sequence[Column], rows: Sequence[Sequence[Text]]
+) -> None:
+    fields = [fitting.Field(c.heading, c.justify, c is IDEA, "dim") for c in columns]
     console.print()
     _say(console, title, "bold")
-    console.print(Padding(table, (0, 0, 0, 2), expand=False))
+    fitting.show(console, fields, rows)
 
 
 def _style(column: Column[Result], result: Result) -> str:

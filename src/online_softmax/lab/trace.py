@@ -103,13 +103,13 @@ def render(values: Sequence[float], block: int, console: Console) -> None:
     pairs = zip(values, taken, strict=True)
     for given in dict.fromkeys(x for x, y in pairs if math.isfinite(x) and math.isinf(y)):
         line = f"{given:.10g} is past the largest float32: it is taken as infinite."
-        console.print(line, soft_wrap=True)
+        console.print(line, soft_wrap=not console.is_terminal)
     for line in (
         f"log-sum-exp {_number(walk.lse)} (natural logarithm)",
         f"exponentials: {fold} to fold, {len(values)} to write",
         _naive_sentence(values, walk),
     ):
-        console.print(line, soft_wrap=True)
+        console.print(line, soft_wrap=not console.is_terminal)
 
 
 def framed(title: str, headings: Sequence[str], lists: Sequence[str], width: int) -> Table:

@@ -38,7 +38,7 @@ def render(sizes: Sizes, console: Console) -> None:
         lines.append(f"No key is seen by {queries} {', '.join(none)}: 0 here, nan by the formula.")
     lines.append(f"largest difference from float64: {done.largest_difference:.1e}")
     for line in lines:
-        console.print(line, soft_wrap=True)
+        console.print(line, soft_wrap=not console.is_terminal)
 
 
 # ---- the parts

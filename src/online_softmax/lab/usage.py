@@ -9,13 +9,33 @@ from typing import Any, cast
 import typer
 from typer.core import TyperGroup
 
+from online_softmax.lab import fitting
+
 USAGE = 2  # the exit code
 # What Typer raises at words that it does not know; the class has no public name of its own.
 _BadUsage = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
 
 
+class Context(typer.Context):
+    """What a command was called with; its help is no wider than the terminal."""
+
+    def get_help(self) -> str:
+        """Help, as it is printed."""
+        said, width = super().get_help(), fitting.columns()
+        return fitting.examples(said, width) if width else said
+
+
 class Group(TyperGroup):
     """The commands; whatever a person can mend, in the words or in what they name, is one line."""
+
+    context_class = Context
+
+    def get_command(self, *given: Any) -> Any:
+        """A command by its name."""
+        found: Any = super().get_command(*given)
+        if found:
+            found.context_class = Context
+        return found
 
     def make_context(self, *given: Any, **more: Any) -> Any:
         """Read the words before the command."""
@@ -48,7 +68,7 @@ def plainly() -> Iterator[None]:
 
 def tell(sentence: str) -> None:
     """Say on standard error what is wrong."""
-    typer.echo(f"error: {' '.join(sentence.split())}", err=True)
+    fitting.say(f"error: {' '.join(sentence.split())}", err=True)
 
 
 def _sentence(error: typer.BadParameter) -> str:

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from online_softmax.lab import fitting
+
 Progress = Callable[[str, int, int], None]  # what comes next, steps done, steps in all
 FIRST_SECONDS, EVERY_SECONDS = 3.0, 15.0  # until the first line, and from line to line
 
@@ -37,11 +39,14 @@ def _bar(has_left: bool) -> Iterator[Progress]:
         TimeElapsedColumn,
         TimeRemainingColumn,
     )
+    from rich.table import Column
 
-    columns = [BarColumn(24), TimeElapsedColumn(), TextColumn("{task.description}")]
-    if has_left:
-        columns[2:2] = [TimeRemainingColumn(), TextColumn("left:")]
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+    console = Console(stderr=True)
+    words = TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True))
+    left = [TimeRemainingColumn(), TextColumn("left:")] if has_left else []
+    bar = [BarColumn(24)] if console.width >= fitting.BAR_FROM else []
+    columns = (*bar, TimeElapsedColumn(), *left, words)
+    with Progress(*columns, console=console, transient=True, expand=True) as bars:
         task = bars.add_task("starting")
         yield lambda text, done, total: bars.update(
             task, description=text, completed=done, total=total
