@@ -31,7 +31,7 @@ DEVICE_CODE = $(shell find src tests -name '*.cu' -o -name '*.cuh' -o -name '*.h
 CLI = $(RUN) -m online_softmax.lab.cli
 
 .DEFAULT_GOAL := help
-.PHONY: help has-torch run test test-gpu sanitize-gpu lint types format readme docs docs-serve wheel hooks clean
+.PHONY: help has-torch run test test-all test-gpu sanitize-gpu lint types format readme docs docs-serve wheel hooks clean
 
 help: ## this page
 	@echo 'online-softmax: the same softmax from three passes over memory to one, on any machine.'
@@ -53,6 +53,9 @@ run: $(SETUP) $(TORCH) ## climb the ladder: every kernel checked and counted her
 
 test: $(SETUP) $(TORCH) ## all tests that need no GPU: CUDA kernels run compiled for the CPU, Triton's interpreted
 	$(THREADS) $(RUN) -m pytest $(WORKERS) -m 'not gpu' $(ARGS)
+
+test-all: export ONLINE_SOFTMAX_TEST_ALL = 1
+test-all: test ## make test with nothing thinned out: every instance compiles for its architectures
 
 test-gpu: $(SETUP) $(TORCH) ## the tests that need a GPU, in full
 	@$(RUN) -c 'import sys, torch; torch.cuda.is_available() or sys.exit("test-gpu: torch sees no CUDA device here. make test runs what needs none.")'

@@ -1,5 +1,8 @@
 """Every kernel compiles for each architecture that its record names, without a GPU; and nothing
-that belongs in registers lies in local memory (the stack frame tells: spills may read 0)."""
+that belongs in registers lies in local memory (the stack frame tells: spills may read 0).
+
+Compiling takes most of these tests' time: `make test` takes the fullest instance of each kind and
+some of the others, `make test-all` every one."""
 
 from __future__ import annotations
 
@@ -25,13 +28,41 @@ from online_softmax.cuda.launch import C_TYPE, LADDER, RUNG, instances
 from online_softmax.plan import ARCHES, Problem
 from online_softmax.rowplan import CLUSTER_ARCHES
 
+NUMBER = re.compile(r"\b\d+\b")
+
 # NVRTC 13.5 keeps a few bytes of the fullest v3 in local memory on sm_120, at the cap of 64
 # registers that 1,024 threads allow; NVRTC 13.0 none. Nobody has measured that card.
 TOLERATED_STACK_BYTES = {("sm_120", "v3_register_cache"): 32}
 
+ALL = bool(os.environ.get("ONLINE_SOFTMAX_TEST_ALL"))
+
 missing = jit.missing()
 if missing and not os.environ.get("CI"):
     pytest.skip(missing, allow_module_level=True)
+
+
+Instances = list[tuple[str, str]]  # file, symbol
+
+
+def some(found: Instances, every: int) -> Instances:
+    """The instance of each kind that holds most, and so many of the others, unless all are asked
+    for. Instances are of one kind where their names differ in numbers alone."""
+    if ALL:
+        return found
+    fullest: dict[str, tuple[list[int], str]] = {}
+    for _, symbol in found:
+        kind, numbers = NUMBER.sub("#", symbol), [int(n) for n in NUMBER.findall(symbol)]
+        fullest[kind] = max(fullest.get(kind, ([], "")), (numbers, symbol))
+    most = {symbol for _, symbol in fullest.values()}
+    others = {symbol for _, symbol in [each for each in found if each[1] not in most][::every]}
+    return [each for each in found if each[1] in most | others]
+
+
+def test_some_are_the_fullest_and_every_so_many() -> None:
+    found = [("a.cu", f"a<float, {n}>") for n in (1, 2, 16, 8, 4)] + [("a.cu", "b<float>")]
+    if not ALL:
+        assert some(found, 3) == [found[0], found[2], found[4], found[5]]
+        assert some(found, 9) == [found[0], found[2], found[5]]
 
 
 @pytest.mark.parametrize("arch", KERNELS["safe"].arches)
@@ -61,21 +92,18 @@ def test_registers_that_pages_name(symbol: str, registers: int) -> None:
     assert jit.resources(file, symbol, "sm_90a").registers == registers
 
 
-AS_SM_80 = [a for a in KERNELS["safe"].arches if a not in ("sm_80", *CLUSTER_ARCHES)]
-
-
 @pytest.mark.parametrize("arch", KERNELS["safe"].arches)
 def test_the_rows(arch: str) -> None:
-    """All that is planned in float32 and one 16-bit type on the measured architecture, fewer widths
-    on the others, of which those that are cut as sm_80 is share them. Whole rows stay in
-    registers; at other alignments all but a few words do."""
+    """What is planned in float32 and one 16-bit type on the measured architecture; on the others
+    fewer widths, of which each compiles another third. Whole rows stay in registers; at other
+    alignments all but a few words do."""
     measured = arch == "sm_90a"
     widths = row_launch.WIDTHS if measured else row_launch.WIDTHS[3::9]
     found = row_launch.instances(arch, widths, (torch.float32, torch.bfloat16))
     assert len(found) > 20
-    if arch in AS_SM_80:
-        found = found[AS_SM_80.index(arch) % 3 :: 3]
-    for file, symbol in found:
+    if not measured and not ALL:
+        found = found[KERNELS["safe"].arches.index(arch) % 3 :: 3]
+    for file, symbol in some(found, 5) if measured else found:
         taken = jit.resources(file, symbol, arch)
         # sm_75 has no maximum of two 16-bit floats: its fullest shares spill.
         spare = 40 if arch in CLUSTER_ARCHES and "WHOLE_WORDS" not in symbol else 16
@@ -104,7 +132,7 @@ def test_cross_entropy(arch: str) -> None:
     types = (torch.float32, torch.bfloat16) if arch == "sm_90a" else (torch.bfloat16,)
     found = crossentropy_launch.instances(arch, widths, types)
     assert len({file for file, _ in found}) == 4
-    for file, symbol in found if arch in ("sm_80", "sm_90a") else found[::7]:
+    for file, symbol in some(found, 5) if arch in ("sm_80", "sm_90a") else found[::7]:
         taken = jit.resources(file, symbol, arch)
         # As of the rows; and the fullest shares of floats have no room for smoothing's options.
         is_full = re.search(r"<float, \w+, 1[1-6], ", symbol) is not None

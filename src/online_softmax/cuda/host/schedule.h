@@ -136,6 +136,10 @@ HOST_UNCHECKED inline void start(Worker* w, Thread* t) {
   else
     t->stack = take_stack(*w->launch->request->stacks);
   if (t->stack == nullptr) fail("no memory for the stack of one more thread");
+#if defined(HOST_ASAN)
+  // Frames of threads that ended here never returned: what is poisoned around them stays so.
+  ASAN_UNPOISON_MEMORY_REGION(t->stack->low, STACK_BYTES);
+#endif
   prepare_context(t->context, t->stack, thread_main);
 }
 
