@@ -103,7 +103,7 @@ def test_the_rows(arch: str) -> None:
     assert len(found) > 20
     if not measured and not ALL:
         found = found[KERNELS["safe"].arches.index(arch) % 3 :: 3]
-    for file, symbol in some(found, 5) if measured else found:
+    for file, symbol in some(found, 10) if measured else found:
         taken = jit.resources(file, symbol, arch)
         # sm_75 has no maximum of two 16-bit floats: its fullest shares spill.
         spare = 40 if arch in CLUSTER_ARCHES and "WHOLE_WORDS" not in symbol else 16
@@ -132,7 +132,7 @@ def test_cross_entropy(arch: str) -> None:
     types = (torch.float32, torch.bfloat16) if arch == "sm_90a" else (torch.bfloat16,)
     found = crossentropy_launch.instances(arch, widths, types)
     assert len({file for file, _ in found}) == 4
-    for file, symbol in some(found, 5) if arch in ("sm_80", "sm_90a") else found[::7]:
+    for file, symbol in some(found, 10) if arch in ("sm_80", "sm_90a") else found[::7]:
         taken = jit.resources(file, symbol, arch)
         # As of the rows; and the fullest shares of floats have no room for smoothing's options.
         is_full = re.search(r"<float, \w+, 1[1-6], ", symbol) is not None

@@ -91,12 +91,13 @@ def build(path: Path, symbols: tuple[str, ...], sanitizer: str = "") -> Path:
     unit = _unit(path, symbols)
     flags = [*FLAGS, f"-I{CUDA_DIR}"]
     flags += [f"-fsanitize={sanitizer}", *PROGRAM_FLAGS] if sanitizer else LIBRARY_FLAGS
-    name, suffix = f"{path.stem}-{_key(path, unit, command, flags)}", _suffix(sanitizer)
+    key = _key(path, unit, command, flags)
+    name, suffix = f"{path.stem}-{key}", _suffix(sanitizer)
     kept = _folder()
     if found := _stored(kept, name, suffix):
         return found
     with (
-        _locked(kept / f"{path.stem}.lock"),
+        _locked(kept / f"{key[:2]}.lock"),  # few files, and others' compiles seldom wait
         tempfile.TemporaryDirectory(dir=kept, prefix="build-") as folder,
     ):
         if found := _stored(kept, name, suffix):  # another process was faster
@@ -222,7 +223,7 @@ def _private_folder(refused: str, reason: str) -> Path:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Keep two processes from compiling the same file at once, where the folder can lock.
+    """Keep two processes from compiling the same unit at once, where the folder can lock.
 
     Without the lock they both compile, which costs time and nothing else.
     """
