@@ -34,8 +34,9 @@ CASES = [*itertools.product(OPERATIONS, KERNELS)]
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize(("op", "kernel"), CASES, ids=lambda value: value)
 def test_every_kernel_agrees_with_float64(op: str, kernel: str, dtype: torch.dtype) -> None:
+    widths = WIDTHS[2::3] if dtype == torch.float16 else WIDTHS  # its words are bfloat16's
     for (cols, (start, gap)), turn in zip(
-        itertools.product(WIDTHS, LAYOUTS), itertools.cycle((0, 1)), strict=False
+        itertools.product(widths, LAYOUTS), itertools.cycle((0, 1)), strict=False
     ):
         row = rows_of(kernel, op, cols, dtype)
         if row is None:
