@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -17,8 +18,9 @@ from online_softmax import (
     linearplan,
     mergekernels,
     rowchoice,
+    rowplan,
 )
-from online_softmax.cuda import merge_launch, tokenstats_launch
+from online_softmax.cuda import merge_launch, outer_launch, tokenstats_launch
 from online_softmax.plan import Problem
 
 needs_cuda_bindings = pytest.mark.skipif(
@@ -43,6 +45,41 @@ def test_rows(op: str, cols: int) -> None:
     named = {line.split("not ")[1].split(":")[0] for line in found[1:]}
     assert named == {"registers", "landed", "streamed", "split"} - {row.kernel}
     assert lines(4, 4, "float64", op=op)[0].startswith("reference: ")
+
+
+@needs_cuda_bindings
+@pytest.mark.parametrize("op", rowplan.FORWARD)
+@pytest.mark.parametrize(("cols", "inner"), [(8, 64), (700, 33), (1500, 4), (30_000, 16)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_along_another_dim(op: str, cols: int, inner: int, dtype: torch.dtype) -> None:
+    """The launch's blocks, and passes as its kernel makes them; the gradient's too."""
+    x = torch.empty(5, cols, inner, dtype=dtype, device="meta")
+    forward = outer_launch.outer(op, x, x, 1, 1.0, False)
+    backward = outer_launch.outer_backward(f"{op}_backward", x, x, x, 1, 1.0, False)
+    for name, launch in ((op, forward), (f"{op}_backward", backward)):
+        found = lines(5, cols, str(dtype).removeprefix("torch."), op=name, inner=inner)
+        side, along = map(int, re.findall(r"(\d+) threads side by side, (\d+) along", found[0])[0])
+        assert side * along == launch.block
+        blocks = "1 block " if launch.grid == 1 else f"{launch.grid} blocks "
+        assert f": {blocks}for 132" in found[0]
+        width, held = re.findall(r", (\d+), (\d+), \w+>", launch.symbol)[0]
+        kept = "nothing is kept: two" if held == "0" else f"each thread keeps {held} elements: one"
+        assert kept in found[0]
+        assert f"  {width} neighbours" in found[1] or (width, found[1][:13]) == (
+            "1",
+            "  one element",
+        )
+    assert lines(5, cols, op=op, inner=1) == lines(5, cols, op=op)
+
+
+@needs_cuda_bindings
+def test_logsumexp_along_another_dim_copies() -> None:
+    found = lines(5, 700, op="logsumexp", inner=33)
+    assert found[:-1] == lines(5 * 33, 700, op="logsumexp")
+    assert "x is copied first" in found[-1]
+    assert lines(5, 700, op="logsumexp_backward", inner=33) == lines(
+        5, 700, op="logsumexp_backward"
+    )
 
 
 @pytest.mark.parametrize("op", explanation.OPERATIONS)
@@ -194,8 +231,9 @@ def test_every_operation_says_something(op: str, monkeypatch: pytest.MonkeyPatch
 
 
 WRONG = {
-    "a size of another": (TypeError, "takes rows and cols alone, got heads",
-                          lambda: explain(2, 2, heads=2)),
+    "a size of another": (TypeError, "takes inner, got heads", lambda: explain(2, 2, heads=2)),
+    "a size of none": (TypeError, "takes rows and cols alone, got inner",
+                       lambda: explain(2, 2, op="cross_entropy", inner=2)),
     "an unknown size": (TypeError, "takes batch, heads, kv_heads, head_dim, got dim",
                         lambda: explain(2, 2, op="attention", dim=2)),
     "no number": (TypeError, "heads must be an int",

@@ -15,6 +15,8 @@ from online_softmax import (
     invariance,
     linearplan,
     mergekernels,
+    outerplan,
+    plan,
     rowchoice,
     rowplan,
 )
@@ -23,6 +25,7 @@ from online_softmax.plan import Problem, ceil_div
 
 ROWS = (*rowplan.OPERATIONS, *rowplan.ELEMENTWISE)
 SIZES: dict[str, dict[str, int]] = {  # what an op takes beside rows and cols, and what it is if not
+    **{op: {"inner": 1} for op in ROWS},
     "linear_cross_entropy": {"hidden": 4096},
     "attention": {"batch": 1, "heads": 32, "kv_heads": 0, "head_dim": 128},
     "merge": {"parts": 2},
@@ -32,10 +35,18 @@ FLOAT_BYTES = 4
 MOST_BYTES = 2**63 - 1  # of a tensor
 
 
-def of_rows(op: str, problem: Problem) -> list[str]:
-    """log_softmax, logsumexp, and the gradients of all three."""
+def of_rows(op: str, problem: Problem, inner: int) -> list[str]:
+    """log_softmax, logsumexp, the gradients of all three; softmax too where it is not of rows."""
     if missing := _missing(problem):
         return [f"reference: the definition, in PyTorch operations: {missing}"]
+    if inner > 1 and op not in ("logsumexp", *rowplan.ELEMENTWISE):
+        return _of_outer(op, problem, inner)
+    if inner > 1 and op == "logsumexp":
+        beside = Problem(problem.rows * inner, problem.cols, problem.dtype, arch=problem.arch)
+        copied = (
+            "  x is copied first, so that what is summed lies side by side: 2 more passes over x"
+        )
+        return [*of_rows(op, beside, 1), copied]
     if op in rowplan.ELEMENTWISE:
         why = "an element at a time, as x lies: one read, one write; nothing to choose"
         return [f"{op}: {why}"]
@@ -49,6 +60,31 @@ def of_rows(op: str, problem: Problem) -> list[str]:
             why = [*rowplan.reasons(name, op, problem), rowplan.WHY_NOT[name]][0]
             lines.append(f"  not {name}: {why}")
     return lines
+
+
+def _of_outer(op: str, problem: Problem, inner: int) -> list[str]:
+    """Softmax and log_softmax along a dim that is not the last, and their gradients: one type."""
+    item = ITEM_BYTES[problem.dtype]
+    whole = inner * item % plan.VECTOR_BYTES == 0
+    if op in rowplan.BACKWARD:
+        cut, reads = outerplan.outer_backward(problem.cols, 2 * item, item, whole), "read of each"
+    else:
+        cut, reads = outerplan.outer(problem.cols, item, whole), "read"
+    kept = f"each thread keeps {cut.held} elements" if cut.held else "nothing is kept"
+    passes = f"one {reads}" if cut.held else f"two {reads.replace('read', 'reads')}"
+    side = f"{cut.across} threads side by side, {cut.along} along the dim"
+    blocks = ceil_div(problem.rows * inner, cut.across * cut.width)
+    words = (
+        f"{_count(cut.width, 'neighbour')} a thread: inner rows are whole 16-byte words"
+        if whole
+        else f"one element at a time: inner rows of {inner} are no whole 16-byte words"
+    )
+    return [
+        f"outer: x as it lies, {side}: {kept}: {passes}, one write: {_blocks(blocks, problem)}",
+        f"  {words}; by cols and type alone, so that a slice keeps its bits",
+        "  not one of the kernels of rows: they take what lies side by side, and a copy costs 2 "
+        "passes more",
+    ]
 
 
 def of_stats(problem: Problem) -> list[str]:

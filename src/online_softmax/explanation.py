@@ -44,8 +44,10 @@ def explain(
         op: "softmax", "log_softmax", "logsumexp", the gradient of one ("softmax_backward"),
             "cross_entropy" (with classes as target), "linear_cross_entropy", "token_stats",
             "attention" or "merge" (of pairs); these say what their gradient takes too.
-        sizes: of linear_cross_entropy `hidden` (4096 if not given); of attention `batch` (1),
-            `heads` (32), `kv_heads` (as heads) and `head_dim` (128); of merge `parts` (2).
+        sizes: of softmax, log_softmax, logsumexp and their gradients `inner` (1 if not given), the
+            elements behind cols, which then are not the last dim: of x (rows, cols, inner); of
+            linear_cross_entropy `hidden` (4096); of attention `batch` (1), `heads` (32), `kv_heads`
+            (as heads) and `head_dim` (128); of merge `parts` (2).
 
     Raises:
         TypeError: a size is not a whole number, or is none of the op's.
@@ -116,7 +118,7 @@ def _sizes(op: str, given: dict[str, int]) -> dict[str, int]:
 
 
 def _lines(op: str, problem: Problem, sizes: dict[str, int]) -> list[str]:
-    if op == "softmax":
+    if op == "softmax" and sizes["inner"] == 1:
         return _of_softmax(problem)
     if op == "cross_entropy":
         return _of_loss(problem)
@@ -129,13 +131,13 @@ def _lines(op: str, problem: Problem, sizes: dict[str, int]) -> list[str]:
     elif op == "merge":
         lines = explained.of_merge(problem, **sizes)
     else:
-        lines = explained.of_rows(op, problem)
+        lines = explained.of_rows(op, problem, **sizes)
     return lines if lines[0].startswith("reference") else lines + _unmeasured(problem)
 
 
 def _of_softmax(problem: Problem) -> list[str]:
     if problem.dtype not in rowplan.ITEM_BYTES:
-        return explained.of_rows("softmax", problem)
+        return explained.of_rows("softmax", problem, 1)
     kernel, why = catalogue.choose(problem)
     lines = [f"{kernel.name}: {why}"]
     if kernel.rung:

@@ -14,6 +14,7 @@ def explain(
     dtype: options.ExplainedType = "float32",
     arch: options.ExplainedArch = None,
     op: options.ExplainedOp = "softmax",
+    inner: options.ExplainedInner = None,
     hidden: options.ExplainedHidden = None,
     batch: options.ExplainedBatch = None,
     heads: options.ExplainedHeads = None,
@@ -32,9 +33,11 @@ def explain(
     kind, arches = arguments.dtype_name(dtype), arguments.arches(arch)
     if op not in explanation.OPERATIONS:
         raise BadInput(f"--op {op}: give one of {', '.join(explanation.OPERATIONS)}")
-    given = {"hidden": hidden, "batch": batch, "heads": heads, "kv_heads": kv_heads}
+    given = {"inner": inner, "hidden": hidden, "batch": batch, "heads": heads}
     sizes = {}
-    for name, text in (given | {"head_dim": head_dim, "parts": parts}).items():
+    for name, text in (
+        given | {"kv_heads": kv_heads, "head_dim": head_dim, "parts": parts}
+    ).items():
         option = f"--{name.replace('_', '-')}"
         if name not in explained.SIZES.get(op, {}):
             of = next(other for other, names in explained.SIZES.items() if name in names)

@@ -146,6 +146,9 @@ ExplainedOp = Annotated[
         "--op",
     ),
 ]
+ExplainedInner = Annotated[
+    str | None, option("Elements behind COLS, where those are not the last dim. Default: 1.", "N")
+]
 ExplainedHidden = Annotated[
     str | None, option("Features of linear_cross_entropy. Default: 4096.", "N", "--hidden")
 ]
