@@ -15,7 +15,6 @@ from online_softmax import (
     invariance,
     linearplan,
     mergekernels,
-    outerplan,
     plan,
     rowchoice,
     rowplan,
@@ -64,6 +63,8 @@ def of_rows(op: str, problem: Problem, inner: int) -> list[str]:
 
 def _of_outer(op: str, problem: Problem, inner: int) -> list[str]:
     """Softmax and log_softmax along a dim that is not the last, and their gradients: one type."""
+    from online_softmax import outerplan
+
     item = ITEM_BYTES[problem.dtype]
     whole = inner * item % plan.VECTOR_BYTES == 0
     if op in rowplan.BACKWARD:
