@@ -2,7 +2,7 @@
 # Repeat the stored run: compile, measure every cell in shards over the GPUs that are there, of the
 # row operations, the losses, attention, linear_cross_entropy and further ones, then accuracy,
 # fusion, host cost, the rankings of few rows, the ladder and its counters, attention's errors,
-# memory and steps:
+# memory and the steps of its forward:
 #
 #   benchmarks/h200.sh OUT [STAGE[=SECONDS]]...
 #
@@ -14,8 +14,8 @@
 # prepare-attention, attention (merges of parts among it); prepare-linear, linear; prepare-more,
 # more (gradients, outer dims, fp8 and packed sequences); ladder, counters (needs ncu), errors
 # (attention's, and its memory), steps (of attention's forward): for each of these nothing of the
-# others is needed. All that measure cells are cut in shards, one a GPU, and one
-# that its seconds end goes on where it stopped when the command is run again. PYTHON names the
+# others is needed. All up to `more` that measure cells are cut in shards, one a
+# GPU, and one that its seconds end goes on where it stopped when the command is run again. PYTHON names the
 # interpreter (python3), CACHE a folder for what compilers make (OUT/cache), CUDA_VISIBLE_DEVICES
 # the GPUs (all).
 # To go on with a stored file on one GPU, put it where that GPU's shard would be:

@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 
 from online_softmax import triton as kernels
 from online_softmax.arches import ARCHES
-from online_softmax.lab import attentionsteps, stepbuilds
+from online_softmax.lab import attentionsteps, benchfile, benchpage, stepbuilds
 from online_softmax.lab.bench import Timing
 from online_softmax.lab.fusedsizes import attention
 from online_softmax.lab.grid import Cell
@@ -274,9 +274,46 @@ def test_a_build_is_a_file_and_a_table(
     assert len(lines) == len(variants(128, False))
     assert lines[0] | {"kind": "attention_step_build", "why": "no", "arch": ARCH} == lines[0]
     assert (lines[-1]["registers"], lines[-1]["warps"]) == (168, 8)
-    assert "| shipped | 128 | all keys | 128 x 128, 8 warps, 3 stages | 168 |" in (
-        capsys.readouterr().out
+    line = "| shipped | 128 | all keys | 128 x 128, 8 warps, 3 stages | 168 |"
+    assert line in capsys.readouterr().out
+    (table,) = benchpage.sections(benchfile.read([out]))["steps"]
+    assert table.title.endswith("what is built")
+    assert table.rows[-1][:5] == (
+        "shipped",
+        "128",
+        "all keys",
+        "128 x 128, 8 warps, 3 stages",
+        "168",
     )
+
+
+def test_a_run_that_times_nothing_leaves_the_file_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = [Row(step, 128, False, why="no") for step in NAMES]
+    out = tmp_path / "steps.jsonl"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(attentionsteps.jit, "device_arch", lambda: ARCH)
+    monkeypatch.setattr(attentionsteps.scriptlog, "begin", begin)
+
+    def run(rows: list[Row]) -> None:
+        monkeypatch.setattr(attentionsteps, "timed_rows", lambda *_: iter([rows]))
+        attentionsteps.main(["--out", str(out)])
+
+    run([replace(cells[0], median_us=2.0, tflops=400.0, tiles="64 x 64"), *cells[1:]])
+    kept = out.read_text()
+    (table,) = benchpage.sections(benchfile.read([out]))["steps"]
+    assert table.rows[0] == ("128", "all keys", NAMES[0], "64 x 64", "400", "—")
+    assert table.rows[1][3] == "no"
+    with pytest.raises(SystemExit, match="nothing was timed, and nothing is kept"):
+        run(cells)
+    assert out.read_text() == kept
+    assert [each.name for each in tmp_path.iterdir()] == [out.name]
+
+
+def begin(out: Path, command: str, clock: str) -> tuple[benchfile.Log, benchfile.Header]:
+    return benchfile.Log(out), benchfile.Header("2026-01-01", command, "a GPU", {})
 
 
 @gpu

@@ -36,7 +36,14 @@ from online_softmax.lab.refusal import one_line
 from online_softmax.lab.rotation import Call, Rotation, set_count
 from online_softmax.lab.stepbuilds import Answer
 from online_softmax.lab.stepkernel import NAMES, SHIPPED, Variant, allocate, launch, variants
-from online_softmax.lab.steptables import Row, built_table, timed_table
+from online_softmax.lab.steptables import (
+    BUILT_KIND,
+    KIND,
+    Row,
+    built_record,
+    built_table,
+    timed_table,
+)
 from online_softmax.triton.attention_launch import run
 
 SECONDS = 150.0
@@ -188,13 +195,14 @@ def timed_rows(
     wanted: Sequence[Cell], device: torch.device, arch: str, seconds: float, workers: int,
     clock: Clock, say: Say,
 ) -> Iterator[list[Row]]:  # fmt: skip
-    """Each cell's rows; after so many seconds no further cell begins."""
+    """Each cell's rows; after so many seconds of timing no further cell begins."""
     begun = time.perf_counter()
     every = [v for cell in wanted for v in variants(*kind(cell), arch)]
     say(f"{len(every)} variants compiled and checked by {workers} processes")
     checked = stepbuilds.asked(every, arch, True, workers)
     say(f"checked after {time.perf_counter() - begun:.0f} s")
     allocate()
+    begun = time.perf_counter()
     for cell in wanted:
         if time.perf_counter() - begun > seconds:
             why = f"not timed: {seconds:g} seconds were over"
@@ -208,7 +216,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     workers = min(len(os.sched_getaffinity(0)), MOST_WORKERS)
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="no cell begins after them")
+    parser.add_argument(
+        "--seconds", type=float, default=SECONDS, help="of timing: no cell begins after them"
+    )
     parser.add_argument("--shard", default="0/1", help="i/n, such as 0/4")
     parser.add_argument("--workers", type=int, default=workers, help="processes to compile")
     parser.add_argument("--build", metavar="ARCH", help="build for it and time nothing: sm_90a")
@@ -226,12 +236,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         wanted = cells(given.shard)
     except BadInput as error:
         sys.exit(f"attentionsteps: {error}")
-    given.out.unlink(missing_ok=True)
+    begun = given.out.with_name(
+        f"{given.out.name}.part"
+    )  # a run that brings nothing replaces nothing
+    begun.unlink(missing_ok=True)
     command = "python -m online_softmax.lab.attentionsteps"
     command += f" --build {given.build}" if given.build else ""
-    log, header = scriptlog.begin(
-        given.out, command, "nothing is timed" if given.build else "graph"
-    )
+    log, header = scriptlog.begin(begun, command, "nothing is timed" if given.build else "graph")
     log.write(header_line(header))
 
     def say(text: str) -> None:
@@ -242,8 +253,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         built = stepbuilds.asked(every, given.build, False, given.workers)
         for variant, answer in built.items():
             figures = {"why": answer} if isinstance(answer, str) else answer
-            line = {"kind": "attention_step_build", **asdict(variant), "arch": given.build}
+            line = {"kind": BUILT_KIND, **built_record(variant), "arch": given.build}
             log.write(json.dumps(line | figures) + "\n")
+        begun.replace(given.out)
         typer.echo(built_table(built))
         return 0
     arch = jit.device_arch()
@@ -251,9 +263,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     device = torch.device("cuda", torch.cuda.current_device())
     for found in timed_rows(wanted, device, arch, given.seconds, given.workers, gpu_clock, say):
         for row in found:
-            log.write(json.dumps({"kind": "attention_step", **asdict(row)}) + "\n")
+            log.write(json.dumps({"kind": KIND, **asdict(row)}) + "\n")
         rows += found
     typer.echo(timed_table(rows))
+    if all(row.median_us is None for row in rows):
+        begun.unlink()
+        sys.exit("attentionsteps: nothing was timed, and nothing is kept: the reasons stand above")
+    begun.replace(given.out)
     return 0
 
 

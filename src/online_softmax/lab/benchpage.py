@@ -24,6 +24,7 @@ from online_softmax.lab import (
     hostcost,
     lineartable,
     lossverdicts,
+    steptables,
     tune,
     verdicts,
 )
@@ -125,7 +126,8 @@ def sections(parts: Sequence[Part], is_page: bool = False) -> dict[str, list[Tab
     """
     every = benchtable.ordered(benchfile.latest(parts))
     rows = [row for row in every if not row.cell.is_fused]
-    tuned = [other for part in parts for other in part.others if other["kind"] == "tuning"]
+    others = [other for part in parts for other in part.others]
+    tuned = [other for other in others if other["kind"] == "tuning"]
     prices = tune.prices(tuned)
     small = [r for r in rows if not r.cell.is_large and (r.cell.has_rivals or not is_page)]
     refusals, errors = [refusals_table(every)], [verdicts.accuracy_table(rows)]
@@ -139,6 +141,7 @@ def sections(parts: Sequence[Part], is_page: bool = False) -> dict[str, list[Tab
         "losses": [lossverdicts.in_forward_table(rows), lossverdicts.stats_table(rows)],
         "linear": _others(parts, "linear"),
         "attention": fusedtables.tables([row for row in every if row.op not in MORE_OPS]),
+        "steps": [] if is_page else [Table(*each) for each in steptables.stored_tables(others)],
         "more": fusedtables.tables([row for row in every if row.op in MORE_OPS]),
         "errors": _others(parts, "accuracy"),
         "large": cell_tables([r for r in rows if r.cell.is_large]),

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any
 
 from online_softmax.lab.laddertables import table
-from online_softmax.lab.stepbuilds import Answer
-from online_softmax.lab.stepkernel import Variant
+
+if TYPE_CHECKING:
+    from online_softmax.lab.stepbuilds import Answer
+    from online_softmax.lab.stepkernel import Variant
 
 NONE = "—"
+KIND, BUILT_KIND = "attention_step", "attention_step_build"  # of a stored line
+HEAD = ("head_dim", "keys", "step", "tiles", "TFLOP/s", "over the step before")
 
 
 @dataclass(frozen=True)
@@ -33,8 +37,12 @@ class Row:
 
 def timed_table(rows: Iterable[Row]) -> str:
     """Of people: a line a step."""
-    head = ("head_dim", "keys", "step", "tiles", "TFLOP/s", "over the step before")
-    lines = [
+    return table(HEAD, timed_lines(rows), text=4)
+
+
+def timed_lines(rows: Iterable[Row]) -> list[tuple[str, ...]]:
+    """A line a step, under HEAD."""
+    return [
         (
             str(row.head_dim), _keys(row.causal), row.step, row.tiles or row.why,
             NONE if row.tflops is None else f"{row.tflops:.0f}",
@@ -42,7 +50,24 @@ def timed_table(rows: Iterable[Row]) -> str:
         )
         for row in rows
     ]  # fmt: skip
-    return table(head, lines, text=4)
+
+
+def stored_tables(lines: Sequence[dict[str, Any]]) -> list[tuple[str, tuple[str, ...], Any, int]]:
+    """What was kept of steps: title, head, lines, columns of text; of what was built too."""
+    names = [each.name for each in fields(Row)]
+    timed = [
+        Row(**{name: line[name] for name in names if name in line})
+        for line in lines
+        if line["kind"] == KIND
+    ]
+    built = [
+        _built_line(line, line.get("why", line)) for line in lines if line["kind"] == BUILT_KIND
+    ]
+    title = "Attention's forward, step by step"
+    found = [(title, HEAD, tuple(timed_lines(timed)), 4)] if timed else []
+    if built:
+        found.append((f"{title}: what is built", BUILT_HEAD, tuple(built), 4))
+    return found
 
 
 FIGURES = {
@@ -52,17 +77,26 @@ FIGURES = {
 }  # fmt: skip
 
 
+BUILT_HEAD = ("step", "head_dim", "keys", "tiles", *FIGURES.values())
+
+
 def built_table(built: dict[Variant, Answer]) -> str:
     """Of people: a line a variant; instructions are as many as stand in the code."""
-    head = ("step", "head_dim", "keys", "tiles", *FIGURES.values())
-    lines = []
-    for variant, found in built.items():
-        first = (variant.step, str(variant.head_dim), _keys(variant.causal), variant.numbers)
-        if isinstance(found, str):
-            lines.append((*first, found, *("",) * (len(FIGURES) - 1)))
-        else:
-            lines.append((*first, *(_figure(found[name]) for name in FIGURES)))
-    return table(head, lines, text=4)
+    lines = [_built_line(built_record(variant), found) for variant, found in built.items()]
+    return table(BUILT_HEAD, lines, text=4)
+
+
+def built_record(variant: Variant) -> dict[str, Any]:
+    """What a stored line says of a variant, beside what was found."""
+    return {**asdict(variant), "numbers": variant.numbers}
+
+
+def _built_line(variant: dict[str, Any], found: Answer) -> tuple[str, ...]:
+    keys = _keys(variant["causal"])
+    first = (variant["step"], str(variant["head_dim"]), keys, variant["numbers"])
+    if isinstance(found, str):
+        return (*first, found, *("",) * (len(FIGURES) - 1))
+    return (*first, *(_figure(found[name]) for name in FIGURES))
 
 
 def _figure(value: Any) -> str:
