@@ -14,8 +14,8 @@
 # prepare-attention, attention (merges of parts among it); prepare-linear, linear; prepare-more,
 # more (gradients, outer dims, fp8 and packed sequences); ladder, counters (needs ncu), errors
 # (attention's, and its memory), steps (of attention's forward): for each of these nothing of the
-# others is needed. All up to `more` that measure cells are cut in shards, one a
-# GPU, and one that its seconds end goes on where it stopped when the command is run again. PYTHON names the
+# others is needed. All up to `more` that measure cells are cut in shards, one a GPU, and one that
+# its seconds end goes on where it stopped when the command is run again. PYTHON names the
 # interpreter (python3), CACHE a folder for what compilers make (OUT/cache), CUDA_VISIBLE_DEVICES
 # the GPUs (all).
 # To go on with a stored file on one GPU, put it where that GPU's shard would be:

@@ -278,13 +278,8 @@ def test_a_build_is_a_file_and_a_table(
     assert line in capsys.readouterr().out
     (table,) = benchpage.sections(benchfile.read([out]))["steps"]
     assert table.title.endswith("what is built")
-    assert table.rows[-1][:5] == (
-        "shipped",
-        "128",
-        "all keys",
-        "128 x 128, 8 warps, 3 stages",
-        "168",
-    )
+    assert table.rows[-1][:3] == ("shipped", "128", "all keys")
+    assert table.rows[-1][3:5] == ("128 x 128, 8 warps, 3 stages", "168")
 
 
 def test_a_run_that_times_nothing_leaves_the_file_before_it(

@@ -236,9 +236,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         wanted = cells(given.shard)
     except BadInput as error:
         sys.exit(f"attentionsteps: {error}")
-    begun = given.out.with_name(
-        f"{given.out.name}.part"
-    )  # a run that brings nothing replaces nothing
+    begun = given.out.with_name(f"{given.out.name}.part")  # it replaces the file once it has times
     begun.unlink(missing_ok=True)
     command = "python -m online_softmax.lab.attentionsteps"
     command += f" --build {given.build}" if given.build else ""

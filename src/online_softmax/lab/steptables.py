@@ -60,11 +60,12 @@ def stored_tables(lines: Sequence[dict[str, Any]]) -> list[tuple[str, tuple[str,
         for line in lines
         if line["kind"] == KIND
     ]
-    built = [
-        _built_line(line, line.get("why", line)) for line in lines if line["kind"] == BUILT_KIND
-    ]
+    stored = [line for line in lines if line["kind"] == BUILT_KIND]
+    built = [_built_line(line, line.get("why", line)) for line in stored]
     title = "Attention's forward, step by step"
-    found = [(title, HEAD, tuple(timed_lines(timed)), 4)] if timed else []
+    found: list[tuple[str, tuple[str, ...], Any, int]] = []
+    if timed:
+        found.append((title, HEAD, tuple(timed_lines(timed)), 4))
     if built:
         found.append((f"{title}: what is built", BUILT_HEAD, tuple(built), 4))
     return found
