@@ -34,35 +34,36 @@ CLI = $(RUN) -m online_softmax.lab.cli
 .PHONY: help has-torch run test test-all test-gpu sanitize-gpu lint types format readme docs docs-serve wheel hooks clean
 
 help: ## this page
-	@echo 'online-softmax: the same softmax from three passes over memory to one, on any machine.'
+	@echo 'online-softmax: softmax from three passes over memory to one, on any machine.'
 	@echo
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | column -t -s '|' 2>/dev/null \
 	  || sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1: \2/p' $(firstword $(MAKEFILE_LIST))
 	@echo
-	@echo 'The first target that needs it makes .venv (python >= 3.10; g++ or clang++ lets kernels run without a GPU).'
-	@echo '  ARGS=...        more arguments:    make run ARGS="--rows 64 --cols 1000 --dtype bf16"'
-	@echo '                                     make test ARGS="-k trace"'
-	@echo '  PYTHON=python3  that interpreter, as it is; no environment is made. With a CUDA torch in it:'
-	@echo '                                     make test-gpu PYTHON=python3'
-	@echo "  PIP_ARGS=...    more for pip, such as a folder of wheels: make run PIP_ARGS='--find-links DIR'"
+	@echo 'The first target that needs it makes .venv (python >= 3.10; with g++ or clang++'
+	@echo 'kernels run without a GPU).'
+	@echo '  ARGS=...        more arguments: make run ARGS="--rows 64 --cols 1000"'
+	@echo '                  make test ARGS="-k trace"'
+	@echo '  PYTHON=python3  that interpreter, as it is, and no environment. With a CUDA'
+	@echo '                  torch in it: make test-gpu PYTHON=python3'
+	@echo "  PIP_ARGS=...    more for pip: make run PIP_ARGS='--find-links DIR' (of wheels)"
 
 # ---- for everyone
 
-run: $(SETUP) $(TORCH) ## climb the ladder: every kernel checked and counted here, timed where there is a GPU
+run: $(SETUP) $(TORCH) ## climb the ladder: checked, counted; timed on a GPU
 	$(CLI) ladder $(ARGS)
 
-test: $(SETUP) $(TORCH) ## all tests that need no GPU: CUDA kernels run compiled for the CPU, Triton's interpreted
+test: $(SETUP) $(TORCH) ## all tests that need no GPU: kernels run on the CPU
 	$(THREADS) $(RUN) -m pytest $(WORKERS) -m 'not gpu' $(ARGS)
 
 test-all: export ONLINE_SOFTMAX_TEST_ALL = 1
-test-all: test ## make test with nothing thinned out: every instance compiles for its architectures
+test-all: test ## make test, and every planned instance compiles
 
 test-gpu: $(SETUP) $(TORCH) ## the tests that need a GPU, in full
 	@$(RUN) -c 'import sys, torch; torch.cuda.is_available() or sys.exit("test-gpu: torch sees no CUDA device here. make test runs what needs none.")'
 	$(RUN) -m pytest -m gpu $(ARGS)
 
 # Under Python memcheck is silent about API calls: cuda-bindings asks the driver for what it lacks.
-sanitize-gpu: $(SETUP) $(TORCH) ## compute-sanitizer over every rung: outside accesses and races (needs nvcc)
+sanitize-gpu: $(SETUP) $(TORCH) ## compute-sanitizer over every kernel (needs nvcc)
 	@$(RUN) -c 'import sys, torch; torch.cuda.is_available() or sys.exit("sanitize-gpu: torch sees no CUDA device here. make test runs the rungs under the host sanitizers.")'
 	mkdir -p build
 	for driver in sanitize_driver sanitize_parts; do \
@@ -89,11 +90,11 @@ format: $(SETUP) ## ruff and clang-format, both writing
 	$(RUN) -m ruff format .
 	@[ -z '$(DEVICE_CODE)' ] || $(CLANG_FORMAT) -i $(DEVICE_CODE)
 
-readme: $(SETUP) $(TORCH) ## draw tables and pictures of README, lessons and site again from the stored results
+readme: $(SETUP) $(TORCH) ## tables and pictures again, from the stored results
 	$(RUN) -m online_softmax.lab.report $(ARGS)
 
 docs: export NO_MKDOCS_2_WARNING = 1
-docs: $(SETUP) $(TORCH) ## the documentation site, into build/site; anything amiss is an error
+docs: $(SETUP) $(TORCH) ## the site, into build/site; anything amiss is an error
 	@mkdir -p build/docs
 	@rm -f build/site.built && touch build/site.begun
 	$(RUN) -m mkdocs build $(ARGS)
@@ -101,11 +102,11 @@ docs: $(SETUP) $(TORCH) ## the documentation site, into build/site; anything ami
 	@echo "build/site/index.html opens in a browser, its search too; make docs-serve serves it."
 
 docs-serve: export NO_MKDOCS_2_WARNING = 1
-docs-serve: $(SETUP) $(TORCH) ## the site at http://127.0.0.1:8000, made anew when a page changes
+docs-serve: $(SETUP) $(TORCH) ## the site at 127.0.0.1:8000, made anew on a change
 	@mkdir -p build/docs
 	$(RUN) -m mkdocs serve $(ARGS)
 
-wheel: $(SETUP) $(TORCH) ## sdist and wheel into build/dist; the wheel is installed elsewhere and tried
+wheel: $(SETUP) $(TORCH) ## sdist and wheel; the wheel is installed and tried
 	$(RUN) tests/try_wheel.py build/dist
 
 hooks: $(SETUP) ## run lint and types before each commit

@@ -67,8 +67,12 @@ def test_what_needs_a_gpu_says_so(tmp_path: Path):
     assert not saved.exists()
 
 
+ALL = ("--against", ",".join(contenders.RIVALS))  # what a GPU is compared with
+
+
 def test_list_shows_cells_and_bytes():
-    listed = run("softmax", "logsumexp", "--grid", "odd", "--dtype", "bf16", "--list").splitlines()
+    asked = ("softmax", "logsumexp", "--grid", "odd", "--dtype", "bf16", *ALL)
+    listed = run(*asked, "--list").splitlines()
     assert len(listed) == 2 * 8 + 4
     assert listed[3] == (
         "softmax bfloat16 2670 x 50257: moves 511.9 MiB, takes 5.25 GiB, "
@@ -80,8 +84,9 @@ def test_list_shows_cells_and_bytes():
 
 
 def test_list_as_json_is_sharded():
-    parts = [json.loads(run("softmax", "--list", "--json", "--shard", f"{i}/3")) for i in range(3)]
-    whole = json.loads(run("softmax", "--list", "--json"))
+    asked = ("softmax", "--grid", "big", "--dtype", "bf16,fp32", "--list", "--json")
+    parts = [json.loads(run(*asked, "--shard", f"{i}/3")) for i in range(3)]
+    whole = json.loads(run(*asked))
     assert sorted(repr(cell) for part in parts for cell in part) == sorted(map(repr, whole))
     assert whole[0] == {
         "op": "softmax", "dtype": "bfloat16", "rows": 4194304, "cols": 32, "rivals": ["torch"],
@@ -90,8 +95,19 @@ def test_list_as_json_is_sharded():
     assert whole[0]["takes"] > 2**30
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="without a GPU")
+def test_without_a_gpu_the_list_is_what_runs_here():
+    """The same defaults as of a run: `bench softmax` times these, and no others."""
+    found = json.loads(run("softmax", "--list", "--json"))
+    assert found == json.loads(
+        run("softmax", "--grid", "cpu", "--dtype", "fp32", "--list", "--json")
+    )
+    assert {each["dtype"] for each in found} == {"float32"}
+    assert all(each["rivals"] == ["torch"] for each in found)
+
+
 def test_losses_have_a_grid_of_their_own():
-    asked = ("cross_entropy", "softmax", "--grid", "odd", "--dtype", "bf16", "--list")
+    asked = ("cross_entropy", "softmax", "--grid", "odd", "--dtype", "bf16", *ALL, "--list")
     listed = run(*asked).splitlines()
     assert len(listed) == 4 + 8 + 4
     assert listed[0].startswith("cross_entropy bfloat16 5341 x 50257: moves 512 MiB, takes ")
@@ -226,7 +242,9 @@ def test_seconds_end_a_run_that_can_go_on(tmp_path: Path, pretended: dict):
     asked = ("softmax", *CELLS, "--dtype", "fp32", "--resume", "--save", saved)
     done = invoke(*asked, "--seconds", "0")
     assert done.exit_code == 0
-    assert "2 cells are left" in done.stderr
+    assert "2 cells are left: --resume, or more --seconds" in done.stderr
+    lost = invoke("softmax", *CELLS, "--dtype", "fp32", "--seconds", "0")
+    assert "2 cells are left: --save FILE, and then --resume" in lost.stderr
     run(*asked, "--seconds", "600")
     assert [row.cols for row in benchfile.read([saved])[0].rows] == [40, 64]
 

@@ -254,3 +254,17 @@ def test_a_full_disk_is_one_line(tmp_path, monkeypatch, option: str):
         2,
         f"error: {option} /dev/full: No space left on device\n",
     )
+
+
+@needs_compiler
+def test_without_counters_no_raw_file_is_written_and_that_is_said(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    monkeypatch.setattr(ncu, "PLACES", ())
+    raw = tmp_path / "raw.csv"
+    words = ("profile", "v2", "--rows", 2, "--cols", 8, "--json", "--raw", raw)
+    done = CliRunner().invoke(cli.app, [str(word) for word in words])
+    assert done.exit_code == 0
+    assert f"--raw {raw} is not written: there were no counters" in done.stderr
+    assert not raw.exists()

@@ -52,6 +52,19 @@ def test_each_fixed_word_has_both_languages(path: Path):
         assert page.locator("main").inner_text() == english
 
 
+def test_no_fixed_title_is_without_a_translation():
+    """Each sentence of the scripts that goes to the page as a title, or by way of `worded`."""
+    web = Path(htmlreport.__file__).parent / "web"
+    scripts = {each.name: each.read_text(encoding="utf-8") for each in web.glob("report*.js")}
+    words = re.sub(r"\s+", " ", scripts.pop("report-words.js"))
+    place = r'(?:title: (?:id === "losses" \? "[^"]+" : )?|title = |titled\(|worded\(.*?\), )'
+    found = [re.findall(f'{place}"([^"]+)"', script) for script in scripts.values()]
+    there = {text for each in found for text in each}
+    assert len(there) > 15
+    lacking = {text for text in there if f'"{text}": ' not in words and f" {text}: " not in words}
+    assert lacking == {"All cells"}  # of a file that is downloaded
+
+
 def test_the_language_of_the_browser_comes_first(path: Path):
     with open_page(path, 390, locale="zh-CN") as page:
         page.wait_for_selector(READY, state="attached")

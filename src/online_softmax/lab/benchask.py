@@ -37,6 +37,11 @@ class Asked:
     is_default: bool = False  # neither a grid nor shapes were asked for
 
     @property
+    def way_on(self) -> str:
+        """What goes on with a run that its seconds ended."""
+        return "--resume" if self.save else "--save FILE, and then --resume"
+
+    @property
     def filled(self) -> list[Cell]:
         """The cells, for what has nothing to say of one without elements.
 

@@ -85,7 +85,7 @@ def bench(
     # Losses have no cuts of their own to rank, and are compared with float64 in their cells alone.
     known = grids.OPS if tune or accuracy else grids.EVERY_OP
     named = [] if host else grids.named(ops or [tune or ""], known, "operation")
-    is_cpu = not (listed or prepare or accuracy or tune or host) and lacks_gpu()
+    is_cpu = not (prepare or accuracy or tune or host) and lacks_gpu()
     words = Words(grid, shapes, dtype, against, values, shard).filled(is_cpu, bool(host))
     cells = words.cells(named, accuracy)
     grids.named([values], benchclock.VALUES, "--values")
@@ -260,7 +260,7 @@ def _run(asked: Asked, setting: Setting, log: Log, header: Header, is_tuning: bo
     if said := benchshow.spent(part.rows, time.perf_counter() - begun):
         _note(said)
     if left:
-        _note(f"the seconds are over, {left} cells are left: --resume, or more --seconds")
+        _note(f"the seconds are over, {left} cells are left: {asked.way_on}, or more --seconds")
     return part
 
 

@@ -118,7 +118,8 @@ def overview(as_json: bool) -> None:
     by = ", ".join(name.removeprefix("torch, ") for name in attentioncontenders.BACKENDS)
     _say(f"In attention torch on a GPU is a line for each of its backends: {by}.")
     here = [f"{name} {version}" for name, version in found["installed"].items() if version]
-    absent = [name for name, version in found["installed"].items() if not version]
+    missing = [name for name, version in found["installed"].items() if not version]
+    absent = [f"{name} (pip install {contenders.PACKAGE[name]})" for name in missing]
     _say(f"Installed: {', '.join(here)}. Not installed: {', '.join(absent) or 'none'}.")
     _say(
         "A contender that is not installed is a row that says so. The ceiling, a copy, an "

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from online_softmax.lab import doubts, goals, grid
 from online_softmax.lab.benchfile import Entry, Row
 from online_softmax.lab.contenders import RIVALS
+from online_softmax.lab.refusal import ABSENT
 
 NONE = "—"
 
@@ -71,13 +72,17 @@ def time(entry: Entry | None) -> str:
     return us(entry.median_us) + mark(entry)
 
 
+def _silent(entry: Entry) -> str:
+    return "absent" if entry.why.startswith(ABSENT) else "refuses"
+
+
 def beside(row: Row, rival: str) -> str:
     """How many times as fast as a rival; or what the rival did instead."""
     entry = row.entry(rival)
     if entry is None:
         return NONE
     if entry.median_us is None:
-        return "wrong" if entry.ok is False else "refuses"
+        return "wrong" if entry.ok is False else _silent(entry)
     return times(goals.times(row.entry("ours"), entry)) + mark(entry)
 
 

@@ -14,8 +14,9 @@ SHOWN = 10  # faults of one record in one type; the others are counted
 HEAD = ("what", "type", "cases", "passed", "wrong", "refused", "largest error")
 ERROR = {
     "kernel": "An error is that of a probability.",
-    "operation": "An error is a share of its row's size (lab/opjudge.py); of linear_cross_entropy "
-    "a share of the norm; of attention, merges and token_stats' gradient it is absolute.",
+    "operation": "An error is a share of its row's size (src/online_softmax/lab/opjudge.py); of "
+    "linear_cross_entropy a share of the norm; of attention, merges and token_stats' gradient it "
+    "is absolute.",
 }
 
 

@@ -99,7 +99,10 @@ def profile(
     elif asked:
         from online_softmax.lab import waiting
 
+        given_csv: list[str] = []
+
         def write(text: str) -> None:
+            given_csv.append(text)
             if csv:
                 places.kept("--raw", csv, lambda: csv.write_text(text, encoding="utf-8"))
 
@@ -108,6 +111,8 @@ def profile(
         if all(line.reasons for line in runs[0].lines):
             reasons = dict.fromkeys(reason for line in runs[0].lines for reason in line.reasons)
             raise BadInput(f"nothing to profile: {'; '.join(reasons)}")
+        if csv and not given_csv:
+            typer.echo(f"--raw {raw} is not written: there were no counters", err=True)
     show(runs, as_json)
     if kept:
         places.kept("--save", kept, lambda: profilefile.save(runs[-1], kept))

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 REASON = 300  # characters of a message that are kept
+ABSENT = "not installed"
+PACKAGE = {  # of a contender's module, as pip knows it
+    "quack": "quack-kernels", "liger_kernel": "liger-kernel", "flash_attn": "flash-attn",
+    "cut_cross_entropy": "cut-cross-entropy", "triton": "triton",
+}  # fmt: skip
 
 
 class Refusal(Exception):  # noqa: N818 a state of a contender, told in its row
@@ -10,9 +15,15 @@ class Refusal(Exception):  # noqa: N818 a state of a contender, told in its row
 
 
 def one_line(error: BaseException) -> str:
-    """An error on one line.
+    """An error on one line; of a contender that is not here, how to get it.
 
     >>> one_line(ValueError("no\\n  such"))
     'ValueError: no such'
+    >>> one_line(ModuleNotFoundError(name="quack.softmax"))
+    'not installed: pip install quack-kernels'
     """
+    if isinstance(error, ModuleNotFoundError):
+        module = (error.name or "").partition(".")[0]
+        if module in PACKAGE:
+            return f"{ABSENT}: pip install {PACKAGE[module]}"
     return " ".join(f"{type(error).__name__}: {error}".split())[:REASON]

@@ -143,6 +143,10 @@ function download(name, text, type) {
 }
 
 // The table of a sheet, made when it is opened; with its CSV, and more buttons.
+// Fixed words, which switch with the language; a title that comes with the data stays as it is.
+const titled = (text) => (own(CHINESE, text) ? worded(el("span"), text) : text);
+const counted = (count, what) => `${shown("count", count)} ${what}${count === 1 ? "" : "s"}`;
+
 function tableBox(id, sheet, { open = false, title = "Table", buttons = [] } = {}) {
   const box = el("details", { open });
   const count = el("small");
@@ -153,7 +157,7 @@ function tableBox(id, sheet, { open = false, title = "Table", buttons = [] } = {
     const note = now.note ? [el("p", { class: "note" }, now.note)] : [];
     box.replaceChildren(box.firstChild, table(now), ...note);
   };
-  box.append(el("summary", {}, title, count));
+  box.append(el("summary", {}, titled(title), count));
   box.addEventListener("toggle", fill);
   fill();
   const save = el("button", { type: "button", "aria-label": `${title}: download as CSV`,
@@ -171,7 +175,7 @@ function figure({ id, title, controls = [], legend, plot, sheet, after = [] }) {
   const picture = el("button", { type: "button", "aria-label": `${title}: download as PNG`,
     onclick: () => savePicture(canvas, id) }, "PNG");
   const box = tableBox(id, sheet, { buttons: [picture] });
-  const node = el("figure", { "aria-label": title }, el("h3", {}, title),
+  const node = el("figure", { "aria-label": title }, el("h3", {}, titled(title)),
     controls.length ? el("div", { class: "controls" }, ...controls) : null,
     legend || null, canvas, caption, ...after, box.node);
   let names, lay;

@@ -84,8 +84,8 @@ function heatMap(cells, state, rivals) {
       margin: { l: 8, r: 8, t: flat ? 40 : 12, b: 8 },
     },
     alt: `Heat map: ${state.op} ${state.type}, times as fast as ${state.rival}, by rows and columns; `
-      + `${late.length} of ${known.length} cells are slower.`,
-    caption: `${late.length} of ${known.length} cells are slower than ${state.rival === FASTEST ? FASTEST : called(state.rival)}. `
+      + `${late.length} of ${counted(known.length, "cell")} slower, by however little.`,
+    caption: `${late.length} of ${counted(known.length, "cell")} slower than ${state.rival === FASTEST ? FASTEST : called(state.rival)}, by however little. `
       + (state.rival === FASTEST && alone.length && alone.length < known.length ? `In ${alone.length} of the ${known.length} one rival alone has a time: hence the stripes. ` : "")
       + "An empty place was not measured, or that rival has no time there.",
   };

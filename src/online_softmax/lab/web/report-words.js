@@ -53,6 +53,20 @@ const CHINESE = {
   "How each part was measured": "各部分是怎么测的",
   "Marked cells": "有标记的格",
   "Without a time, or timed by do_bench alone": "没有时间的，或者只用 do_bench 计时的",
+  "Every rung beside a copy": "每一级，旁边是拷贝",
+  "Exponentials a second, and a byte": "每秒的指数，每字节的指数",
+  "Times as fast on few rows": "行少时快几倍",
+  "Largest error, ours and torch's": "最大误差，本库的和 torch 的",
+  "Losses by columns": "损失，按列数",
+  "Ours and the rivals by columns": "本库和别家，按列数",
+  Table: "表",
+  "Table of runs": "各次运行的表",
+  "Marked cells, with the reason": "有标记的格，附原因",
+  "What is marked impossible is not drawn.": "标作 impossible 的不画。",
+  "None: everything that was asked ran, and no figure is marked.": "没有：要求的都跑了，也没有数字带标记。",
+  "How far each kernel, and each rival, is from what the machine allows; where it falls short; and the table behind every figure.":
+    "每个 kernel、每一家，离这台机器所能做到的还差多少；差在哪里；每张图背后的表也都在。",
+  "Made by online-softmax report from": "online-softmax report 的产物，来自",
   "The documentation stands in the repository of online-softmax: README.md, README.zh.md, and docs/ in both languages.":
     "文档在 online-softmax 的仓库里：README.md、README.zh.md，以及 docs/，中英文都有。",
 };

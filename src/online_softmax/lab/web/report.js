@@ -27,11 +27,11 @@ function theme() {
 
 function head() {
   const days = data.dates.length > 1 ? `${data.dates[0]} to ${data.dates.at(-1)}` : data.dates[0];
-  const cells = data.cells ? `${shown("count", data.cells)} cells of ${data.operations} operations` : "";
-  const runs = data.ladder.length ? `${data.ladder.length} climbs of the ladder` : "";
+  const cells = data.cells ? `${counted(data.cells, "cell")} of ${counted(data.operations, "operation")}` : "";
+  const runs = data.ladder.length ? `${counted(data.ladder.length, "climb")} of the ladder` : "";
   const what = [cells, runs].filter(Boolean).join(" and ");
-  byId("lead").textContent = `${[what || "What was stored", days && `measured on ${days}`].filter(Boolean).join(", ")}. `
-    + "How far each kernel, and each rival, is from what the card allows; where it falls short; and the table behind every figure.";
+  byId("lead").append(`${[what || "What was stored", days && `measured on ${days}`].filter(Boolean).join(", ")}. `,
+    titled("How far each kernel, and each rival, is from what the machine allows; where it falls short; and the table behind every figure."));
   for (const tile of data.tiles) {
     byId("tiles").append(el("div", {}, el("dt", {}, tile.of), el("dd", { class: "value" }, tile.value),
       el("dd", { class: "said" }, tile.note)));
@@ -72,14 +72,14 @@ function refusals(place) {
     const counts = {};
     for (const row of marked.rows) counts[row[5]] = (counts[row[5]] || 0) + 1;
     const said = Object.entries(counts).map(([word, count]) => `${shown("count", count)} ${word}`).join(", ");
-    place.append(worded(el("h3"), "Marked cells"), el("p", { class: "note" }, `${said}. `
-      + "What is marked impossible is not drawn."),
+    place.append(worded(el("h3"), "Marked cells"), el("p", { class: "note" }, `${said}. `,
+      titled("What is marked impossible is not drawn.")),
     tableBox("marks", () => marked, { title: "Marked cells, with the reason" }).node);
   }
   const there = (data.texts.refusals || []).length > 0;
   if (there) place.append(worded(el("h3"), "Without a time, or timed by do_bench alone"));
   texts(place, "refusals");
-  if (!marked && !there) place.append(el("p", { class: "note" }, "None: everything that was asked ran, and no figure is marked."));
+  if (!marked && !there) place.append(worded(el("p", { class: "note" }), "None: everything that was asked ran, and no figure is marked."));
   return true;
 }
 
@@ -96,7 +96,7 @@ function reading(place) {
     onclick: () => download("online-softmax-cells.csv", `\ufeff${csv(everything())}`, "text/csv") }), "All cells as CSV");
   if (bench.cells.length) place.append(el("p", {}, whole));
   if (data.passed.length) place.append(el("ul", { class: "lines" }, ...data.passed.map((line) => el("li", {}, line))));
-  byId("foot").append(`Made by online-softmax report from ${data.files.length} files: ${data.files.join(", ")}.`);
+  byId("foot").append(titled("Made by online-softmax report from"), ` ${counted(data.files.length, "file")}: ${data.files.join(", ")}.`);
   return true;
 }
 
