@@ -16,6 +16,7 @@ from online_softmax.lab import (
     fusedplot,
     lessonplot,
     pictures,
+    plot,
     profilefile,
     report,
 )
@@ -71,7 +72,7 @@ def test_a_picture_is_what_the_results_say(name: str, tmp_path: Path):
         return
     if f"Matplotlib version{matplotlib.__version__}".encode() not in (DOCS / name).read_bytes():
         pytest.skip(f"pixels: another matplotlib than {matplotlib.__version__} drew it")
-    canvas.write(figure, tmp_path / "now.png")
+    plot.write(figure, tmp_path / "now.png")
     then, now = imread(DOCS / name), imread(tmp_path / "now.png")
     assert then.shape == now.shape, "make readme draws it anew"
     assert np.array_equal(then, now), "make readme draws it anew"

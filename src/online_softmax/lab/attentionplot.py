@@ -6,7 +6,6 @@ A panel a pass and head_dim; where queries see no later key, lines are broken.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from online_softmax.lab import benchtable, plot
@@ -46,22 +45,6 @@ def lines(rows: Sequence[Row], op: str, head_dim: int) -> dict[tuple[str, bool],
     return {key: sorted(line) for key, line in found.items()}
 
 
-def draw(rows: Sequence[Row], path: str | Path) -> None:
-    """Draw attention's forward and backward into a file.
-
-    Args:
-        rows: of any operation; attention of 16,384 tokens in bfloat16 is taken.
-        path: .png, or any ending that matplotlib knows.
-
-    Raises:
-        plot.Unavailable: there is no matplotlib.
-        ValueError: no such cell was timed, or matplotlib does not know the ending.
-        OSError: the file cannot be written.
-    """
-    plot.check(path)
-    picture(rows).savefig(path, bbox_inches="tight", pad_inches=0.25)
-
-
 def picture(rows: Sequence[Row]) -> Figure:
     """The chart.
 
@@ -69,7 +52,7 @@ def picture(rows: Sequence[Row]) -> Figure:
         plot.Unavailable: there is no matplotlib.
         ValueError: no such cell was timed.
     """
-    plot.check("a.png")
+    plot.needed()
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -35,6 +35,7 @@ COLOURS = {
     "liger": "#CC79A7",
     "tutorial": "#56B4E9",
 }
+SPARES = ("#7A5BB5", "#8A6D3B", "#2D7F9D", "#56B4E9")  # of contenders without a colour of their own
 MARKERS = {"ours": "o", "torch": "s", "compile": "^", "quack": "D", "liger": "v"}
 MARKERS |= {"tutorial": "P"}
 CEILING = {"softmax": "a copy", "log_softmax": "a copy", "logsumexp": "a read"}
@@ -73,7 +74,7 @@ def draw(rows: Sequence[Row], op: str, path: str | Path) -> None:
         OSError: the file cannot be written.
     """
     plot.check(path)
-    picture(rows, op).savefig(path, bbox_inches="tight", pad_inches=0.25)
+    plot.write(picture(rows, op), path)
 
 
 def picture(rows: Sequence[Row], op: str) -> Figure:
@@ -83,7 +84,7 @@ def picture(rows: Sequence[Row], op: str) -> Figure:
         plot.Unavailable: there is no matplotlib.
         ValueError: no cell of that operation was timed.
     """
-    plot.check("a.png")
+    plot.needed()
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from online_softmax.lab import plot
@@ -20,7 +19,7 @@ def blank(width: float, height: float, title: str, below: str) -> Figure:
 
     Raises plot.Unavailable: there is no matplotlib.
     """
-    plot.check("a.png")
+    plot.needed()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -54,15 +53,10 @@ def legend(figure: Figure, handles: Sequence[Any], left: float, bottom: float = 
 
 def styled(make: Callable[[], Figure]) -> Figure:
     """A figure made, and its tick labels with it, in the style of all pictures."""
-    plot.check("a.png")
+    plot.needed()
     import matplotlib as mpl
 
     with mpl.rc_context(plot.STYLE):
         figure = make()
         figure.canvas.draw()
     return figure
-
-
-def write(figure: Figure, path: Path) -> None:
-    """Keep a figure in a file; its folder must be there."""
-    figure.savefig(path, bbox_inches="tight", pad_inches=0.25)

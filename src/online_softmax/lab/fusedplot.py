@@ -20,7 +20,6 @@ DTYPE = "bfloat16"
 READ = "ceiling"
 MERGES = {"ours": benchplot.COLOURS["ours"], "torch": benchplot.COLOURS["torch"]}
 SHADES = {"ours, fast": "#0072B2", "ours, low": "#56B4E9", **benchplot.COLOURS}
-SPARE = "#7A5BB5"  # of a contender without a colour
 
 
 def _gbs(entry: Entry | None) -> float | None:
@@ -182,7 +181,7 @@ def _linear(line: dict[str, Any], entries: Sequence[dict[str, Any]]) -> Figure:
     below = f"forward and backward, {size}, {line['dtype']}; dotted: matrix products alone"
     figure = canvas.blank(10, 1.65 + high, "linear_cross_entropy", below)
     names = [benchplot.NAMES.get(each["name"], each["name"]) for each in entries]
-    colours = [SHADES.get(each["name"], SPARE) for each in entries]
+    colours = [SHADES.get(each["name"], benchplot.SPARES[0]) for each in entries]
     alone = {e["name"]: e["median_us"] / 1e3 for e in line["entries"]
              if e["name"] in PRODUCTS and e.get("median_us")}  # fmt: skip
     panels = (

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Line = dict[str, Any]
-SPARE = "#7A5BB5"  # of a contender without a colour
 RECORDED = {False: "no gradient recorded", True: "a gradient recorded"}
 # The models of the comparison: its name, colour and mark.
 MODELS = {
@@ -61,7 +60,7 @@ def _host(line: Line, calls: Sequence[Line]) -> Figure:
             if call["recorded"] is not recorded:
                 continue
             y, us = names.index(call["name"]), call["median_us"]
-            colour = benchplot.COLOURS.get(call["name"], SPARE)
+            colour = benchplot.COLOURS.get(call["name"], benchplot.SPARES[0])
             axes.barh(y, us, 0.7, color=colour, zorder=2)
             axes.plot([call["p20_us"], call["p80_us"]], [y, y], color=plot.INK, linewidth=1.2,
                       zorder=3)  # fmt: skip

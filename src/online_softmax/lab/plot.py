@@ -57,6 +57,11 @@ def draw(run: Run, path: str | Path) -> None:
     check(path)
     figure = picture(run)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
+    write(figure, path)
+
+
+def write(figure: Figure, path: str | Path) -> None:
+    """Keep a figure in a file; its folder must be there."""
     figure.savefig(path, bbox_inches="tight", pad_inches=0.25)
 
 
@@ -67,7 +72,7 @@ def check(path: str | Path) -> None:
         Unavailable: there is no matplotlib.
         ValueError: matplotlib does not know the name's ending.
     """
-    _matplotlib()
+    needed()
     from matplotlib.backend_bases import FigureCanvasBase
 
     endings = [f".{ending}" for ending in sorted(FigureCanvasBase.get_supported_filetypes())]
@@ -77,7 +82,8 @@ def check(path: str | Path) -> None:
         raise ValueError(f"{wrong}: give one of {', '.join(endings)}")
 
 
-def _matplotlib() -> None:
+def needed() -> None:
+    """Raise Unavailable where there is no matplotlib."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
@@ -86,7 +92,7 @@ def _matplotlib() -> None:
 
 def picture(run: Run) -> Figure:
     """The chart: speed if the run was timed, else what each rung costs."""
-    _matplotlib()
+    needed()
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -174,10 +174,10 @@ def main(arguments: list[str] | None = None) -> int:
             path.write_text(documents(runs)[path], encoding="utf-8")
             sys.stdout.write(f"{name} written\n")
     if not options.check:
-        from online_softmax.lab import canvas, pictures
+        from online_softmax.lab import pictures, plot
 
         for place, make in pictures.stored(RESULTS).items():
-            canvas.write(make(), ROOT / "docs" / place)
+            plot.write(make(), ROOT / "docs" / place)
             sys.stdout.write(f"docs/{place} drawn\n")
     return 1 if stale and options.check else 0
 

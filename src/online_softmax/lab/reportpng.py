@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from online_softmax.lab import (
     benchplot,
     benchtable,
-    canvas,
     fusedplot,
     goals,
     hostplot,
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SPARE = ("#7A5BB5", "#8A6D3B", "#2D7F9D", "#56B4E9")  # of contenders without a colour of their own
 UNITS = ("TFLOP/s", "GB/s", "MB")  # behind the names of columns that are drawn as bars
 WITHIN = 4.0  # times as fast, at which a heat map's colours end
 Draw = Callable[[Path], None]
@@ -47,7 +45,7 @@ def draw(report: Report, folder: Path) -> list[Path]:
         OSError: a file cannot be written.
     """
     try:
-        plot.check("a.png")
+        plot.needed()
     except plot.Unavailable as error:
         raise BadInput(str(error)) from None
     made = list(_pictures(report))
@@ -102,7 +100,7 @@ def _of_lines(report: Report) -> Iterator[tuple[str, Draw]]:
 
 
 def _keep(make: Callable[[], Figure], path: Path) -> None:
-    canvas.write(make(), path)
+    plot.write(make(), path)
 
 
 def _write(make: Callable[[], Figure], path: Path) -> None:
@@ -110,7 +108,7 @@ def _write(make: Callable[[], Figure], path: Path) -> None:
     import matplotlib as mpl
 
     with mpl.rc_context(plot.STYLE):
-        make().savefig(path, bbox_inches="tight", pad_inches=0.25)
+        plot.write(make(), path)
 
 
 def _has_line(rows: Sequence[Row]) -> bool:
@@ -136,7 +134,7 @@ def _figure(
 def _colour(name: str, spare: Sequence[str]) -> str:
     """A contender's; one of the spare colours, in order, where it has none of its own."""
     known = benchplot.COLOURS.get(name.removesuffix(", flash"))
-    return known or SPARE[spare.index(name) % len(SPARE)]
+    return known or benchplot.SPARES[spare.index(name) % len(benchplot.SPARES)]
 
 
 # ---- few rows
