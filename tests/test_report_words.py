@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from browser_kit import open_page, overflows
 from online_softmax.lab import htmlreport, reportread
 from online_softmax.lab.reportdata import Report
 from online_softmax.lab.results import save
-from report_kit import bench_text, climb, rows
+from report_kit import H200, bench_text, climb, rows
 
 pytest.importorskip("plotly", reason="the page needs plotly (the extra lab)")
 
@@ -63,6 +64,20 @@ def test_no_fixed_title_is_without_a_translation():
     assert len(there) > 15
     lacking = {text for text in there if f'"{text}": ' not in words and f" {text}: " not in words}
     assert lacking == {"All cells"}  # of a file that is downloaded
+
+
+def test_a_cpus_page_speaks_of_no_gpu(tmp_path: Path):
+    header = replace(H200, device="cpu", machine={"cpu": "A processor"})
+    (tmp_path / "bench.jsonl").write_text(bench_text(*rows(), header=header))
+    path = tmp_path / "report.html"
+    path.write_text(htmlreport.page(Report(reportread.read([tmp_path]))))
+    with open_page(path, locale="en-US") as page:
+        page.wait_for_selector(READY, state="attached")
+        said = page.locator("#reading").inner_text()
+        assert "All of it was timed on a CPU" in said
+        assert "Throttled" not in said
+        assert "medians" not in said
+        assert page.evaluate(LACKING) == []
 
 
 def test_the_language_of_the_browser_comes_first(path: Path):

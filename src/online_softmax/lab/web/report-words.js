@@ -41,10 +41,14 @@ const CHINESE = {
   "How to read this": "怎么读这一页",
   "The limit of an operation is a kernel that moves the same bytes and computes nothing, timed in the same rounds: a copy, an addition, a read; of attention's forward and backward, one matrix product of as many operations.":
     "一个操作的极限，是搬同样的字节而什么都不算的 kernel，在同样的轮次里计时：一次拷贝、一次加法、一次读；注意力的前向和反向，则是运算次数相同的一次矩阵乘。",
-  "Times are medians; p20 and p80 stand beside them in the tables. Every contender was compared with float64 first: what is wrong has no time.":
-    "时间是中位数，表里旁边有 p20 和 p80。每一方都先与 float64 比过：算错的没有时间。",
-  "A cell a little above 100 % is marked with the reason. One above what the card's memory delivers is marked impossible, and is no result.":
-    "略高于 100 % 的格标着原因。高于这张卡显存能力的，标作 impossible，不算结果。",
+  "All of it was timed on a CPU, and no figure says anything of a GPU. A time is the least of all calls, not a median: p20 and p80 lie above it.":
+    "全部是在 CPU 上计时的，没有哪个数字说的是 GPU。时间是所有调用里最短的一次，不是中位数：p20 和 p80 都比它大。",
+  "Times are medians; p20 and p80 stand beside them in the tables.":
+    "时间是中位数，表里旁边有 p20 和 p80。",
+  "Every contender was compared with float64 first: what is wrong has no time.":
+    "每一方都先与 float64 比过：算错的没有时间。",
+  "A cell a little above 100 % is marked with the reason. One above what the memory delivers is marked impossible, and is no result.":
+    "略高于 100 % 的格标着原因。高于显存能力的，标作 impossible，不算结果。",
   "Throttled: the GPU's own counters say that its clock was held down while the cell was timed.":
     "Throttled：GPU 自己的计数器说，给这一格计时的时候频率被压低了。",
   "Drag over a figure to look closer, double-click to go back. CSV has the figures that a plot shows, times to seven digits.":

@@ -84,11 +84,14 @@ function refusals(place) {
 }
 
 function reading(place) {
+  const ofCpu = data.devices.length > 0 && data.devices.every((name) => name.endsWith(", a CPU"));
   const lines = [
     "The limit of an operation is a kernel that moves the same bytes and computes nothing, timed in the same rounds: a copy, an addition, a read; of attention's forward and backward, one matrix product of as many operations.",
-    "Times are medians; p20 and p80 stand beside them in the tables. Every contender was compared with float64 first: what is wrong has no time.",
-    "A cell a little above 100 % is marked with the reason. One above what the card's memory delivers is marked impossible, and is no result.",
-    "Throttled: the GPU's own counters say that its clock was held down while the cell was timed.",
+    ofCpu ? "All of it was timed on a CPU, and no figure says anything of a GPU. A time is the least of all calls, not a median: p20 and p80 lie above it."
+      : "Times are medians; p20 and p80 stand beside them in the tables.",
+    "Every contender was compared with float64 first: what is wrong has no time.",
+    "A cell a little above 100 % is marked with the reason. One above what the memory delivers is marked impossible, and is no result.",
+    ...ofCpu ? [] : ["Throttled: the GPU's own counters say that its clock was held down while the cell was timed."],
     "Drag over a figure to look closer, double-click to go back. CSV has the figures that a plot shows, times to seven digits.",
   ];
   place.append(el("ul", { class: "lines" }, ...lines.map((line) => worded(el("li"), line))));
