@@ -7,6 +7,7 @@ to the copy.
 
 from __future__ import annotations
 
+import logging
 import posixpath
 import re
 import subprocess
@@ -265,6 +266,12 @@ def assemble(to: Path) -> None:
 
 
 # ---- what MkDocs calls
+
+
+def on_startup(**_: Any) -> None:
+    """Without the plugin's wish for absolute links: ours are relative, to work from a folder."""
+    said = logging.getLogger("mkdocs.plugins.mkdocs_static_i18n.reconfigure")
+    said.addFilter(lambda record: "extra.alternate" not in record.getMessage())
 
 
 def on_config(config: Any) -> None:
