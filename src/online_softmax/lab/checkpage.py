@@ -15,7 +15,7 @@ HEAD = ("what", "type", "cases", "passed", "wrong", "refused", "largest error")
 ERROR = {
     "kernel": "An error is that of a probability.",
     "operation": "An error is a share of its row's size (lab/opjudge.py); of linear_cross_entropy "
-    "a share of the norm; of attention, merges and token_stats' gradient it is absolute.",
+    "a share of the norm; of attention and merges it is absolute.",
 }
 
 

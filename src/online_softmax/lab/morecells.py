@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from online_softmax.lab import attentionjudge, opjudge
+from online_softmax.lab import attentionjudge, lossjudge, opjudge
 from online_softmax.lab.arena import Arena
 from online_softmax.lab.fusedsizes import parsed
 from online_softmax.lab.grid import Cell
@@ -105,7 +105,8 @@ def check(cell: Cell, tensors: Sequence[Tensor], made: Any, ulps: float) -> Judg
     if cell.op == LSE_BACKWARD:
         return _lse_backward([t[places] for t in tensors[:3]], made[places], ulps)
     if cell.op == STATS_BOTH:
-        return _stats_gradient([t[places] for t in tensors[:2]], made[places], ulps)
+        x, target = (t[places] for t in tensors[:2])  # of log p[target] + H, over all tokens
+        return lossjudge.stats_gradient(x, target, made[places], (0.0, 1.0, 1.0), ulps)
     if cell.op == FP8:
         return opjudge.check("softmax", [tensors[0][places].to(like.dtype)], made[places], ulps)
     inner = parsed(cell.sizes)["inner"]
@@ -130,26 +131,6 @@ def _lse_backward(given: Sequence[Tensor], got: Tensor, ulps: float) -> Judged:
         allowed = (opjudge.RTOL + rounding + of_log) * want.abs() + spacing
         size = want.abs().amax(-1, keepdim=True)
         tally.add(want, got[part].double(), allowed, size, f"dx, from row {start} on ")
-    return tally.judged()
-
-
-def _stats_gradient(given: Sequence[Tensor], got: Tensor, ulps: float) -> Judged:
-    """By x of log p_target + H, summed over the tokens: [target] - p (1 + log p + H)."""
-    tally, info = Tally(), torch.finfo(got.dtype)
-    rounding = 0.0 if got.dtype == torch.float32 else ulps * info.eps
-    spacing = ulps * info.smallest_normal * info.eps  # near 0
-    for start in range(0, len(got), step := max(opjudge.CHUNK // got.shape[1], 1)):
-        part = slice(start, start + step)
-        x, target = given[0][part].double(), given[1][part]
-        log_p = torch.log_softmax(x, -1)
-        p = log_p.exp()
-        entropy = -(p * log_p).sum(-1, keepdim=True)
-        one = torch.zeros_like(p).scatter_(-1, target.unsqueeze(-1), 1.0)
-        want = one - p * (1 + log_p + entropy)
-        size = one + p * (1 + log_p.abs() + entropy)  # of what is added
-        allowed = rounding * want.abs() + opjudge.RTOL * size + spacing
-        largest = want.abs().amax(-1, keepdim=True)
-        tally.add(want, got[part].double(), allowed, largest, f"dx, from row {start} on ")
     return tally.judged()
 
 
