@@ -44,7 +44,7 @@ COMMANDS = {
     "tables": "report host.jsonl --format md -o host.md",
     "check": "check --quick --only torch,merge",
     "profile": "profile --from ncu.jsonl",
-    "static": "profile torch merge --arch sm_80",
+    "static": "profile cross_entropy merge --arch sm_80",
     "help": "bench --help",
     "about": "--help",
     "wrong": "trace two",
