@@ -1,4 +1,6 @@
-"""The page that `check` ends in: Markdown, to be pasted into a bug report as it is."""
+"""The page that `check` ends in: Markdown, piped or in a file to be pasted into a bug report as it
+is. A terminal that is too narrow for it shows it in its width, and is told how to have it whole.
+"""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from online_softmax.lab.profilefile import Line, Profile
 from online_softmax.lab.table import Column
 from online_softmax.plan import ELEMENT_BYTES
 
-NARROWEST = 110  # columns that the tables need
+NARROWEST = 110  # columns of a page that is piped, at the least
 STALLS = 3  # shown of a kernel
 WIRES = (
     "What a kernel asks for (3 reads an element, 2 or 1) is between a multiprocessor and L2, and "
