@@ -123,9 +123,11 @@ def test_what_beats_its_limit_is_marked():
 
 
 def test_what_precedes_or_overwrites_is_outside_of_the_time():
+    """And nobody, whoever took the turn before, is timed on what another left in a set."""
     now, buffers = Now(), sets(3)
 
     def first(x: Tensor, y: Tensor) -> float:
+        assert bool((x == 0).all())
         now.spend(9000.0)
         return 7.0
 
@@ -138,11 +140,16 @@ def test_what_precedes_or_overwrites_is_outside_of_the_time():
         x.fill_(1.0)
         now.spend(30.0)
 
+    def read(x: Tensor, y: Tensor) -> None:
+        assert bool((x == 0).all())
+        now.spend(10.0)
+
     buffers.keep()
-    calls = {"follows": Follows(first, then), "spoils": Overwrites(spoil)}
+    calls = {"follows": Follows(first, then), "spoils": Overwrites(spoil), "reads": read}
     found = cpuclock.setting(now=now).interleaved(buffers, calls, [])
     assert found["follows"].median_us == pytest.approx(20.0)
     assert found["spoils"].median_us == pytest.approx(30.0)
+    assert found["reads"].median_us == pytest.approx(10.0)
     assert all(bool((x == 0).all()) for x, _ in buffers.sets)
 
 

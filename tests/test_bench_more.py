@@ -16,6 +16,7 @@ from bench_kit import setting
 from online_softmax.lab import (
     benchclock,
     contenders,
+    cpufit,
     fusedcells,
     fusedtables,
     grid,
@@ -23,6 +24,8 @@ from online_softmax.lab import (
     morecontenders,
     moresizes,
     opbench,
+    opjudge,
+    rotation,
 )
 from online_softmax.lab.benchfile import Entry
 from online_softmax.lab.grid import Cell
@@ -66,7 +69,9 @@ def test_ours_and_torch_s_are_right(op: str, dtype: str):
         row = opbench.measure(cell, contenders.contenders(cell, ("torch",)), setting())
         assert [entry.name for entry in row.entries] == ["ceiling", "ours", "torch"]
         assert [entry.why for entry in row.entries] == ["", "", ""], cell.text
-        assert all(0 < entry.share_max < 0.02 for entry in row.entries[1:])
+        # torch.logsumexp rounds more than once to bfloat16, and its gradient starts from that.
+        assert 0 < row.entry("ours").share_max < 0.02
+        assert 0 < row.entry("torch").share_max < (0.04 if op == LSE_BACKWARD else 0.02)
         assert row.entry("ours").gbs == pytest.approx(cell.ideal_bytes / 100.0 / 1e3)
 
 
@@ -105,6 +110,47 @@ def test_large_cells_are_compared_in_part():
     planes = morecells._spread(5, 100, torch.device("cpu"))
     assert planes.tolist() == [0, 24, 49, 74, 99]
     assert morecells._sequences({"batch": 4}, 100) == [(0, 25), (100, 200), (200, 250)]
+
+
+@pytest.mark.parametrize("op", [*OUTER_OPS, LSE_BACKWARD])
+def test_the_part_that_is_compared_is_what_the_judge_reads(monkeypatch, op: str):
+    """Of planes, and of slices side by side in one; the price of a cell on a CPU goes by it."""
+    judge, seen = opjudge.check, []
+    monkeypatch.setattr(
+        opjudge, "check", lambda op, xs, *r: (seen.append(xs[0].numel()), judge(op, xs, *r))[1]
+    )
+    (wide,) = grid.named_cells(["softmax_outer"], ["float32"], "1x32768x4096")
+    assert fusedcells.checked_share(wide) == 1 / 8
+    for most in (2**24, 320, 64):
+        monkeypatch.setattr(morecells, "CHECKED_ELEMENTS", most)
+        (cell,) = small(op)
+        given = tensors(cell)
+        made = contenders.contenders(cell, ())[1].make()(*given)
+        assert fusedcells.check(cell, given, made, OUR_ULPS).ok
+        count = given[0].numel()
+        wanted = seen.pop() / count if op in OUTER_OPS else morecells.checked_rows(cell) / 30
+        assert fusedcells.checked_share(cell) == pytest.approx(wanted)
+        assert cpufit._judged(cell) == pytest.approx(wanted * cell.ideal_bytes)
+
+
+def test_of_packed_sequences_the_longest_are_most_of_the_work():
+    (cell, _) = grid.named_cells([VARLEN], ["float32"], "4x8x100x64")
+    assert fusedcells.checked_share(cell) == (25**2 + 100**2 + 50**2) / (
+        25**2 + 75**2 + 100**2 + 50**2
+    ) * (2 / 8)
+
+
+def test_torch_s_gradient_is_autograd_s_of_torch_logsumexp(monkeypatch: pytest.MonkeyPatch):
+    """Its forward ran before, outside of the time."""
+    (cell,), right, seen = small(LSE_BACKWARD), torch.logsumexp, []
+    x, dlse, lse, dx = tensors(cell)
+    call = contenders.contenders(cell, ("torch",))[2].make()
+    monkeypatch.setattr(torch, "logsumexp", lambda *given: (seen.append(1), right(*given))[1])
+    timed = rotation.bound(call, (x, dlse, lse, dx))
+    assert seen == [1]
+    found = timed()
+    assert seen == [1]
+    torch.testing.assert_close(found, dlse[:, None] * torch.softmax(x, -1))
 
 
 def test_fp8_is_the_head_of_what_a_copy_reads():

@@ -44,7 +44,7 @@ COMMANDS = {
     "tables": "report host.jsonl --format md -o host.md",
     "check": "check --quick --only torch,merge",
     "profile": "profile --from ncu.jsonl",
-    "static": "profile torch merge --arch sm_80",
+    "static": "profile cross_entropy merge --arch sm_80",
     "help": "bench --help",
     "about": "--help",
     "wrong": "trace two",
@@ -194,7 +194,10 @@ def test_piped_and_on_a_terminal(folder: Path):
     for name in ("attention", "profile", "kept"):
         wide, narrow = (set(bare(shown[name, cols][1]).split()) for cols in (WIDE, NARROW))
         assert {each for each in wide if each[-1].isdigit()} <= narrow, name
-    assert "Too narrow here for: largest error." in bare(shown["check", NARROW][1])
+    page = " ".join(bare(shown["check", NARROW][1]).split())
+    assert "Too narrow here for: largest error." in page
+    assert "To paste it: add `> check.md`, or --save check.md." in page
+    assert "To paste it" not in piped["check", NARROW][1] + shown["check", WIDE][1]
     assert "largest error |" in piped["check", NARROW][1]
 
 
@@ -225,6 +228,15 @@ def test_a_page_of_markdown_says_which_columns_it_leaves_out():
     assert "| --- |" in lines
     assert " ".join(" ".join(lines).split()).count("Too narrow here for: type, cases.") == 1
     assert max(map(len, lines)) <= 20
+
+
+def test_lines_that_begin_as_a_table_does_and_are_none_are_wrapped():
+    """One alone, such as what a compiler said; two, of which the second is no rule."""
+    for text in ("| error: no such name", "| a | b |\n| c | d |", "|"):
+        found = fitting.markdown(f"Said:\n{text}\n\nThe end.", 12)
+        assert found.split() == f"Said: {text} The end.".split()
+        assert max(map(len, found.splitlines())) <= 12
+        assert fitting.markdown(text, 200) == text
 
 
 def test_lines_go_on_further_in():

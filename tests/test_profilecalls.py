@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from io import StringIO
 
 import pytest
 import torch
+from rich.console import Console
 
 import online_softmax
 from cli_kit import refusal, run
-from online_softmax import catalogue, jit
-from online_softmax.lab import ncu, profile, profilecalls, profiledriver
+from online_softmax import attentionplan, catalogue, jit, plan
+from online_softmax.lab import (
+    ncu,
+    profile,
+    profilecalls,
+    profiledriver,
+    profilefile,
+    profilepage,
+    reportread,
+)
+from online_softmax.lab.inputs import BadInput
 from online_softmax.plan import Problem
 from profile_kit import H200, MARK, V3, asked, csv_of, stand_in
 
@@ -91,6 +102,31 @@ def test_the_static_report_has_registers_of_each(monkeypatch: pytest.MonkeyPatch
     assert figures.missing == code.missing == "the planner has no facts about sm_999"
 
 
+def test_of_several_kernels_the_worst_occupancy_counts(monkeypatch: pytest.MonkeyPatch):
+    """Each by its own warps: of a decode in float32 the one that folds, and the one that merges."""
+    if catalogue.lacks("triton"):
+        pytest.skip("needs Triton")
+    from online_softmax.triton import attention_builds, attention_launch
+
+    names = {profilecalls.MERGES, "attention_forward"}
+    assert hasattr(attention_launch.attention, profilecalls.MERGES)
+    problem = Problem(32, 4096, "float32", arch="sm_90a")
+    fold, merge = jit.Resources(32, 0, 0, 0, 0), jit.Resources(255, 0, 0, 0, 0)
+    tiles = attentionplan.decode(4, 128, 4)
+    arch = plan.ARCHES["sm_90a"]
+    for by_name in (dict(zip(sorted(names), (fold, merge), strict=True)),
+                    dict(zip(sorted(names), (merge, fold), strict=True))):  # fmt: skip
+        monkeypatch.setattr(
+            attention_builds, "compile_all", lambda builds, found=by_name: [dict(found)]
+        )
+        (figures,), _ = profilecalls.report("decode", problem, ["sm_90a"])
+        warps = {profilecalls.MERGES: attentionplan.MERGE_WARPS}
+        each = [jit.occupancy(taken, arch, 32 * warps.get(name, tiles.warps))
+                for name, taken in by_name.items()]  # fmt: skip
+        assert figures.registers == 255
+        assert figures.occupancy == min(each) < max(each)
+
+
 def test_counters_are_theirs(tmp_path, monkeypatch: pytest.MonkeyPatch):
     """The driver is asked for the names; what it launches after each mark is that operation's."""
     text = csv_of([(MARK, {"time_us": 1}), ("merge_forward", V3), (MARK, {"time_us": 1}),
@@ -103,6 +139,21 @@ def test_counters_are_theirs(tmp_path, monkeypatch: pytest.MonkeyPatch):
     found = profile.run(asked("merge", "decode"))
     assert "merge,decode 64 256" in (tmp_path / "words").read_text()
     merge, decode = found.lines
+    # Four parts of 64 x 256 float32 and what they give, each with a number a row; two sequences.
+    assert merge.least_bytes == 5 * 64 * (256 + 1) * 4
+    assert decode.least_bytes == 2 * 2 * 8 * 256 * 128 * 4 + 2 * 64 * 128 * 4
+    for line, times in ((merge, 1), (decode, 2)):
+        moved = line.counters["dram_read"] * line.least_bytes
+        assert moved == pytest.approx(times * V3["dram_read"], rel=1e-3)
+    console = Console(width=200, file=StringIO())
+    profilepage.render(found, console)
+    page = console.file.getvalue()
+    assert "in bytes for each byte of the least" in page
+    assert "elements for each element" not in page
+    profilefile.save(found, tmp_path / "kept.jsonl")
+    assert profilefile.read(tmp_path / "kept.jsonl") == [found]
+    with pytest.raises(BadInput, match="counters of whole operations"):
+        reportread.read([tmp_path / "kept.jsonl"])
     assert decode.counters["time_us"] == pytest.approx(2 * merge.counters["time_us"])
     assert H200.name == found.header.device
     assert ncu.find() is not None
@@ -110,5 +161,9 @@ def test_counters_are_theirs(tmp_path, monkeypatch: pytest.MonkeyPatch):
 
 def test_the_command_refuses_what_is_not_meant():
     said = refusal("profile", "merge", "--op", "logsumexp")
-    assert "--op logsumexp is of kernels on rows; merge are operations" in said
+    assert "--op logsumexp is of kernels on rows; merge: whole operations" in said
+    for words in (("attention", "registers"), ("merge", "v3", "--op", "logsumexp")):
+        said = refusal("profile", *words)
+        assert f"{words[0]}: whole operations, which have no size and no unit in common" in said
+        assert "profile them apart" in said
     assert "attention, decode, merge" in refusal("profile", "nothing")

@@ -170,6 +170,7 @@ _WIDE["bias"] = _WIDE["by_queries"]
 # two that makes so many. triton/attention.py reads them too: it knows packed lengths.
 PART_KEYS = ((8192, 512), (524288, 1024))
 MAX_PARTS = 512
+MERGE_WARPS = 4  # of the kernel that merges them
 _SMALL_TILE = 64 * 64  # scores of which there is room for some from memory too
 _PIECE_DIM, _FEW_PARTS = 32, 32  # many parts of a query are merged by programs with so many dims
 

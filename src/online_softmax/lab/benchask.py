@@ -70,7 +70,8 @@ class Words:
     shard: str
 
     def filled(self, is_cpu: bool, is_host: bool) -> Words:
-        """With what counts where nothing was asked for: a CPU has cells of a second."""
+        """With what counts where nothing was asked for: a CPU has few cells, small and of fixed
+        sizes."""
         from online_softmax.lab import contenders, cpuclock
 
         against = ",".join(contenders.KNOWN)

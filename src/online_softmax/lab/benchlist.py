@@ -36,7 +36,7 @@ MEANS = {  # what an operation's name does not say
     "token_stats_both": "log-probability and entropy, and the gradient of their sum",
     "attention_varlen": "of packed sequences of many lengths",
 }
-NARROWEST = 80  # columns that the list needs
+NARROWEST = 80  # columns of a list that is piped; of its sentences everywhere at most
 DTYPE = "bfloat16"  # whose cells are counted: each type has the same shapes
 
 

@@ -8,7 +8,7 @@ import typer
 
 from online_softmax.lab.options import Json, option
 
-NARROWEST = 110  # columns that the tables need
+NARROWEST = 110  # columns that the help takes at least
 
 HELP = """Time operations beside what memory allows and beside rivals, on a grid of shapes.
 

@@ -13,7 +13,8 @@ from torch import Tensor
 from online_softmax.lab import judge
 from online_softmax.lab.contract import Ran
 
-# Of the largest element, by type: the output, the gradients; lse is float32.
+# Of attention and merges alone, shares of the largest element, by type: the output, the gradients;
+# lse is float32.
 OUT = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 GRADIENT = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
 LSE = 2e-5

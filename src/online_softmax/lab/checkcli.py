@@ -16,7 +16,8 @@ HELP = """Compare every kernel, on every awkward input, and every operation with
 
 On a GPU the real kernels run, on every case. Without one they run on the CPU, on the cases that \
 it can afford. It ends in a page, Markdown, to paste into a bug report: versions, device, what \
-passed, what is wrong and on which input, what did not run and why. Exit code 1: something is \
+passed, what is wrong and on which input, what did not run and why. A terminal shows it in its \
+width; piped, or in the file of --save, it is whole. Exit code 1: something is \
 wrong; 2: nothing ran.
 
 \b
@@ -53,9 +54,13 @@ def check(
         typer.echo(json.dumps(checkpage.to_json(report), indent=2, allow_nan=False))
     else:
         width = fitting.columns()
-        typer.echo(fitting.markdown(page, width) if width else page, nl=False)
+        shown = fitting.markdown(page, width) if width else page
+        typer.echo(shown, nl=False)
     if kept:
         places.kept("--save", kept, lambda: kept.write_text(page, encoding="utf-8"))
+    if not as_json and shown != page:
+        whole = f"it is whole in {kept}" if kept else "add `> check.md`, or --save check.md"
+        fitting.say(f"This page is cut to the width of the terminal. To paste it: {whole}.", True)
     if not report.is_right:
         raise typer.Exit(WRONG)
     if not report.has_run:

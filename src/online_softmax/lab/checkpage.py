@@ -1,4 +1,6 @@
-"""The page that `check` ends in: Markdown, to be pasted into a bug report as it is."""
+"""The page that `check` ends in: Markdown, piped or in a file to be pasted into a bug report as it
+is. A terminal that is too narrow for it shows it in its width, and is told how to have it whole.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,7 @@ HEAD = ("what", "type", "cases", "passed", "wrong", "refused", "largest error")
 ERROR = {
     "kernel": "An error is that of a probability.",
     "operation": "An error is a share of its row's size (src/online_softmax/lab/opjudge.py); of "
-    "linear_cross_entropy a share of the norm; of attention, merges and token_stats' gradient it "
-    "is absolute.",
+    "linear_cross_entropy a share of the norm; of attention and merges it is absolute.",
 }
 
 

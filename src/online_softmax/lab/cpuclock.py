@@ -8,6 +8,7 @@ calls are far apart say that there were too few (doubts.py).
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import platform
@@ -81,6 +82,10 @@ def machine() -> dict[str, Any]:
     return {"cpu": name, "threads": torch.get_num_threads(), "torch": torch.__version__}
 
 
+# A call, and what makes its set as it was again, outside of the time.
+Step = tuple[Callable[[], Any], Callable[[], None]]
+
+
 @dataclass
 class Share:
     """Seconds that the rounds of a cell take, granted before it begins."""
@@ -103,10 +108,10 @@ def setting(values: str = "normal", now: Callable[[], float] = time.perf_counter
         return _interleaved(sets, calls, may_fail, now, share.seconds)
 
     def turns(calls: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
-        nexts: dict[str, Iterator[Callable[[], Any]]] = {}
+        nexts: dict[str, Iterator[Step]] = {}
         for name, call in calls.items():
             call()  # what the others left of the allocator is settled
-            nexts[name] = itertools.repeat(call)
+            nexts[name] = itertools.repeat((call, _nothing))
         found = _rounds(nexts, now, share.seconds)
         return {name: [min(one) for one in per_round] for name, per_round in found.items()}
 
@@ -116,6 +121,10 @@ def setting(values: str = "normal", now: Callable[[], float] = time.perf_counter
         clock=doubts.HOST, limits=doubts.Limits(ceiling_times=doubts.CEILING_TIMES, is_host=True),
         turns=turns, grant=share.grant,
     )  # fmt: skip
+
+
+def _nothing() -> None:
+    """Of a call that leaves its set as it was."""
 
 
 def _once_us(call: Callable[[], Any], now: Callable[[], float]) -> float:
@@ -146,12 +155,12 @@ def _interleaved(
             timings[name] = Timing.refusal(error)
     places = itertools.cycle(range(len(sets.sets)))  # of all contenders together
 
-    def nexts(call: Call) -> Iterator[Callable[[], Any]]:
-        """Calls on one set after the other, which are as they were when the next is asked for."""
+    def nexts(call: Call) -> Iterator[Step]:
+        """Calls on one set after the other."""
         for place in places:
-            yield bound(call, sets.sets[place])
-            if isinstance(call, Overwrites):
-                sets.restore_one(place)
+            spoils = isinstance(call, Overwrites)
+            mend = functools.partial(sets.restore_one, place) if spoils else _nothing
+            yield bound(call, sets.sets[place]), mend
 
     run = {name: nexts(call) for name, call in calls.items() if name not in timings}
     found = _rounds(run, now, seconds)
@@ -166,7 +175,7 @@ def _timing(per_round: Sequence[Sequence[float]]) -> Timing:
 
 
 def _rounds(
-    nexts: dict[str, Iterator[Callable[[], Any]]], now: Callable[[], float], seconds: float
+    nexts: dict[str, Iterator[Step]], now: Callable[[], float], seconds: float
 ) -> dict[str, list[list[float]]]:
     """Microseconds of contenders' calls, by rounds, which share the seconds: each takes turns until
     its part of them is over."""
@@ -183,14 +192,14 @@ def _rounds(
                 found[name][-1] += _turn(calls, now)
             if now() >= end:
                 break
-    for calls in nexts.values():
-        next(calls)  # what the last call spoilt is mended
     return found
 
 
-def _turn(calls: Iterator[Callable[[], Any]], now: Callable[[], float]) -> list[float]:
-    """Microseconds of each call of a contender's turn."""
+def _turn(calls: Iterator[Step], now: Callable[[], float]) -> list[float]:
+    """Microseconds of each call of a contender's turn, which leaves every set as it was."""
     found: list[float] = []
     while not found or (len(found) < TURN_CALLS and sum(found) < TURN_US):
-        found.append(_once_us(next(calls), now))
+        call, mend = next(calls)
+        found.append(_once_us(call, now))
+        mend()
     return found

@@ -135,8 +135,9 @@ class Rates:
 
 def _judged(cell: Cell) -> float:
     """The part of a cell's work that is compared with float64."""
-    rows = fusedcells.checked_rows(cell) if cell.is_fused else opbench.checked_rows(cell)
-    return work(cell) * rows / cell.rows
+    if cell.is_fused:
+        return work(cell) * fusedcells.checked_share(cell)
+    return work(cell) * opbench.checked_rows(cell) / cell.rows
 
 
 def rates(

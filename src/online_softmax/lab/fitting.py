@@ -21,6 +21,7 @@ INDENT = 2  # of tables, and of what a sentence goes on with
 GAP = 2  # between columns
 BAR_FROM = 100  # columns of a terminal that has room for a bar of progress beside its words
 WORDS = 24  # columns that a column of words has at least, if it has so many
+RULE = re.compile(r"\|( *:?-+:? *\|)+ *")  # below a Markdown table's headings
 ITEM = re.compile(r"\s*(- )?")  # before a line's first word
 
 
@@ -102,7 +103,7 @@ def markdown(page: str, width: int) -> str:
         end = at
         while end < len(lines) and lines[end].startswith("|"):
             end += 1
-        if end > at:
+        if end > at + 1 and RULE.fullmatch(lines[at + 1]):
             found += _table(lines[at:end], width)
             at = end
         else:

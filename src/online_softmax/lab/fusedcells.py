@@ -68,6 +68,13 @@ def checked_rows(cell: Cell) -> int:
     return cell.rows // groups * min(groups, attentionjudge.GROUPS)
 
 
+def checked_share(cell: Cell) -> float:
+    """The part of a cell's work that is compared with float64."""
+    if cell.op in MORE_OPS:
+        return morecells.checked_share(cell)
+    return checked_rows(cell) / cell.rows
+
+
 def check(cell: Cell, tensors: Sequence[Tensor], made: Any, ulps: float) -> Judged:
     """Judge what a contender returned on a set."""
     if cell.op in MORE_OPS:

@@ -42,7 +42,7 @@ RIVAL_SMALL_OPS = ("softmax", "logsumexp")
 RIVAL_SMALL_ROWS = (1, 4, 16, 64, 256)
 RIVAL_SMALL_COLS = (1024, 32000, 65536, 128256, 262144, 1048576)
 
-CPU_SHAPES = ((1024, 1024), (64, 32000))  # a CPU's default, a second or so each
+CPU_SHAPES = ((1024, 1024), (64, 32000))  # a CPU's default: small, and fixed
 CPU_LOSS_SHAPES = ((64, 32000),)
 LOSS_WHOLE = 2**28  # elements of a large cell of logits: 512 MiB in 16-bit types
 LOSS_COLS = (

@@ -9,7 +9,7 @@ by up to 3 % of themselves, and the errors that are kept say so.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -97,6 +97,43 @@ def _gradient(x: Tensor, target: Tensor, got: Any, ulps: float, places: Tensor) 
         allowed = (RTOL + _eps(got, ulps)) * (want.abs() + p / len(x)) + of_log + spacing
         size = want.abs().amax(-1, keepdim=True)
         tally.add(want, got[part].double(), allowed, size, f"from row {int(part[0])} on ")
+    return tally.judged()
+
+
+def stats_gradient(
+    x: Tensor,
+    target: Tensor,
+    got: Any,
+    up: Sequence[Tensor | float],
+    ulps: float = OUR_ULPS,
+) -> Judged:
+    """Judge the gradient of a token's numbers by the logits, all rows of it.
+
+    Args:
+        x: (rows, cols) logits.
+        target: (rows,) classes.
+        got: the gradient, (rows, cols).
+        up: what arrives from above at lse, the entropy H and log p[target]: (rows,), or a number.
+        ulps: of the output's own rounding.
+    """
+    if why := _mismatch("the gradient", got, tuple(x.shape), (x.dtype,)):
+        return Judged(False, math.nan, why)
+    tally, info = Tally(), torch.finfo(got.dtype)
+    spacing = ulps * info.smallest_normal * info.eps  # near 0
+    above = [torch.as_tensor(u, dtype=torch.float64, device=x.device).expand(len(x)) for u in up]
+    for part in _chunks(torch.arange(len(x), device=x.device), x.shape[1]):
+        by_lse, by_entropy, by_target = (u[part, None] for u in above)
+        log_p = torch.log_softmax(x[part].double(), -1)
+        p = log_p.exp()
+        entropy = -(p * log_p).sum(-1, keepdim=True)
+        one = torch.zeros_like(p).scatter_(-1, target[part, None], 1.0)
+        want = by_lse * p - by_entropy * p * (log_p + entropy) + by_target * (one - p)
+        # Of what is added, signs left out.
+        size = p * (by_lse.abs() + by_entropy.abs() * (log_p.abs() + entropy))
+        size += by_target.abs() * (one + p)
+        allowed = _eps(got, ulps) * want.abs() + RTOL * size + spacing
+        largest = want.abs().amax(-1, keepdim=True)
+        tally.add(want, got[part].double(), allowed, largest, f"from row {int(part[0])} on ")
     return tally.judged()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from online_softmax.lab import attentionjudge, opjudge
+from online_softmax.lab import attentionjudge, lossjudge, opjudge
 from online_softmax.lab.arena import Arena
 from online_softmax.lab.fusedsizes import parsed
 from online_softmax.lab.grid import Cell
@@ -94,6 +94,23 @@ def checked_rows(cell: Cell) -> int:
     return min(cell.rows, max(most, 2))
 
 
+def checked_inner(cell: Cell) -> int:
+    """Along an outer dim, how many slices side by side in each of those planes."""
+    most = CHECKED_ELEMENTS // (checked_rows(cell) * cell.cols)
+    return min(max(most, 2), parsed(cell.sizes)["inner"])
+
+
+def checked_share(cell: Cell) -> float:
+    """The part of a cell's work that is compared with float64."""
+    sizes = parsed(cell.sizes)
+    if cell.op == VARLEN:  # whose work goes with the squares of lengths
+        found = sum((end - begin) ** 2 for begin, end in _sequences(sizes, cell.cols))
+        every = sum(length**2 for length in lengths(sizes["batch"], cell.cols))
+        return found / every * min(sizes["heads"], attentionjudge.GROUPS) / sizes["heads"]
+    share = checked_rows(cell) / cell.rows
+    return share * checked_inner(cell) / sizes["inner"] if cell.op in OUTER_OPS else share
+
+
 def check(cell: Cell, tensors: Sequence[Tensor], made: Any, ulps: float) -> Judged:
     """Judge what a contender returned on a set."""
     like = tensors[-1]
@@ -105,11 +122,11 @@ def check(cell: Cell, tensors: Sequence[Tensor], made: Any, ulps: float) -> Judg
     if cell.op == LSE_BACKWARD:
         return _lse_backward([t[places] for t in tensors[:3]], made[places], ulps)
     if cell.op == STATS_BOTH:
-        return _stats_gradient([t[places] for t in tensors[:2]], made[places], ulps)
+        x, target = (t[places] for t in tensors[:2])  # of log p[target] + H, over all tokens
+        return lossjudge.stats_gradient(x, target, made[places], (0.0, 1.0, 1.0), ulps)
     if cell.op == FP8:
         return opjudge.check("softmax", [tensors[0][places].to(like.dtype)], made[places], ulps)
-    inner = parsed(cell.sizes)["inner"]
-    beside = _spread(CHECKED_ELEMENTS // (len(places) * cell.cols), inner, like.device)
+    beside = _spread(checked_inner(cell), parsed(cell.sizes)["inner"], like.device)
     x = tensors[0][places][:, :, beside].transpose(1, 2).reshape(-1, cell.cols)
     found = made[places][..., beside]
     found = found.transpose(1, 2).reshape(-1, cell.cols) if found.dim() == 3 else found.reshape(-1)
@@ -117,7 +134,7 @@ def check(cell: Cell, tensors: Sequence[Tensor], made: Any, ulps: float) -> Judg
 
 
 def _lse_backward(given: Sequence[Tensor], got: Tensor, ulps: float) -> Judged:
-    """dlse exp(x - lse); a rival may round x - lse to its type."""
+    """dlse exp(x - lse); a rival may round lse, and x - lse, to its type."""
     tally, info = Tally(), torch.finfo(got.dtype)
     rounding = 0.0 if got.dtype == torch.float32 else ulps * info.eps
     spacing = ulps * info.smallest_normal * info.eps  # near 0
@@ -126,30 +143,11 @@ def _lse_backward(given: Sequence[Tensor], got: Tensor, ulps: float) -> Judged:
         x, dlse, lse = (t[part].double() for t in given)
         below = x - lse.unsqueeze(-1)
         want = dlse.unsqueeze(-1) * below.exp()
-        of_log = (ulps - opjudge.OUR_ULPS) * info.eps * below.abs()
+        rounded = below.abs() + lse.abs().unsqueeze(-1)
+        of_log = (ulps - opjudge.OUR_ULPS) * info.eps * rounded
         allowed = (opjudge.RTOL + rounding + of_log) * want.abs() + spacing
         size = want.abs().amax(-1, keepdim=True)
         tally.add(want, got[part].double(), allowed, size, f"dx, from row {start} on ")
-    return tally.judged()
-
-
-def _stats_gradient(given: Sequence[Tensor], got: Tensor, ulps: float) -> Judged:
-    """By x of log p_target + H, summed over the tokens: [target] - p (1 + log p + H)."""
-    tally, info = Tally(), torch.finfo(got.dtype)
-    rounding = 0.0 if got.dtype == torch.float32 else ulps * info.eps
-    spacing = ulps * info.smallest_normal * info.eps  # near 0
-    for start in range(0, len(got), step := max(opjudge.CHUNK // got.shape[1], 1)):
-        part = slice(start, start + step)
-        x, target = given[0][part].double(), given[1][part]
-        log_p = torch.log_softmax(x, -1)
-        p = log_p.exp()
-        entropy = -(p * log_p).sum(-1, keepdim=True)
-        one = torch.zeros_like(p).scatter_(-1, target.unsqueeze(-1), 1.0)
-        want = one - p * (1 + log_p + entropy)
-        size = one + p * (1 + log_p.abs() + entropy)  # of what is added
-        allowed = rounding * want.abs() + opjudge.RTOL * size + spacing
-        largest = want.abs().amax(-1, keepdim=True)
-        tally.add(want, got[part].double(), allowed, largest, f"dx, from row {start} on ")
     return tally.judged()
 
 

@@ -25,7 +25,7 @@ from online_softmax.lab.moresizes import (
     VARLEN,
     lengths,
 )
-from online_softmax.lab.rotation import Call
+from online_softmax.lab.rotation import Call, Follows
 
 Lines = dict[str, Callable[[], Call]]  # what makes the call of a line
 Torchs = Callable[..., Tensor]
@@ -41,16 +41,20 @@ def _compiled(function: Torchs) -> Torchs:
 # ---- logsumexp's gradient
 
 
-def _torchs_gradient(x: Tensor, dlse: Tensor, lse: Tensor) -> Tensor:
-    """What autograd does for torch.logsumexp, whose result is of x's type."""
-    return dlse.unsqueeze(-1) * (x - lse.to(x.dtype).unsqueeze(-1)).exp()
+def _by_autograd(logsumexp: Torchs) -> Call:
+    """The gradient alone, of a forward that ran before and kept its own result."""
+
+    def first(x: Tensor, dlse: Tensor, lse: Tensor, dx: Tensor) -> Any:
+        return gradients.recorded(logsumexp, x)
+
+    return Follows(first, lambda made, x, dlse, lse, dx: gradients.by(made, dlse)[0])
+
+
+def _torchs_lse(x: Tensor) -> Tensor:
+    return torch.logsumexp(x, -1)
 
 
 def _lse_backward() -> Lines:
-    def compiled() -> Call:
-        function = _compiled(_torchs_gradient)
-        return lambda x, dlse, lse, dx: function(x, dlse, lse)
-
     return {
         "ceiling": lambda: lambda x, dlse, lse, dx: ceilings.copy_call(x, dx),
         "ours": lambda: (
@@ -58,8 +62,8 @@ def _lse_backward() -> Lines:
                 dlse, x, lse, (-1,), False, None, 1.0, False
             )
         ),
-        "torch": lambda: lambda x, dlse, lse, dx: _torchs_gradient(x, dlse, lse),
-        "compile": compiled,
+        "torch": lambda: _by_autograd(_torchs_lse),
+        "compile": lambda: _by_autograd(_compiled(_torchs_lse)),
     }
 
 

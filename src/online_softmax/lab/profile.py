@@ -151,7 +151,9 @@ def _lines(asked: Asked, problem: Problem, backends_run: bool) -> list[Line]:
 def _line(name: str, op: str, problem: Problem, backends_run: bool) -> Line:
     """What a kernel should read, what host execution counts; or why it does not run."""
     if name in profilecalls.NAMES:
-        return Line(name, "", profilecalls.IDEAS[name], tuple(profilecalls.reasons(name, problem)))
+        reasons = profilecalls.reasons(name, problem)
+        least = 0 if reasons else profilecalls.least_bytes(name, problem)
+        return Line(name, "", profilecalls.IDEAS[name], tuple(reasons), least_bytes=least)
     kernel = profiledriver.shipped(op, problem) if name == "production" else name
     record = KERNELS.get(kernel)
     if record is None:

@@ -16,8 +16,8 @@ from torch import Tensor
 import online_softmax
 from online_softmax import attentionplan, catalogue, cekernels, decodekernels, jit, plan
 from online_softmax.cuda.launch import Launch
-from online_softmax.lab.fusedsizes import HEAD_DIM, HEADS, KV_HEADS
-from online_softmax.lab.grid import TOP_K
+from online_softmax.lab.fusedsizes import HEAD_DIM, HEADS, KV_HEADS, decode, written
+from online_softmax.lab.grid import TOP_K, Cell
 from online_softmax.lab.profilefile import Code
 from online_softmax.lab.results import Figures
 from online_softmax.plan import Problem
@@ -33,6 +33,7 @@ IDEAS = {
 NAMES = tuple(IDEAS)
 LOGITS = ("token_stats", "cross_entropy")
 NO_WIDTHS = "of Triton's attention the widths of loads and stores are not read"
+MERGES = "merge_parts"  # of Triton's kernels of a decode the one that is no fold
 SEED = 1
 MADE_FOR = attentionplan.Options(0, 0, None, -1, -1, False, None, False)
 Given = tuple[Tensor, ...]
@@ -64,6 +65,21 @@ def tensors(name: str, problem: Problem, device: str) -> Given:
         return normal(PARTS, rows, cols), normal(PARTS, rows, kind=torch.float32)
     target = torch.empty(rows, dtype=torch.int64, device=device)
     return normal(rows, cols), target.random_(cols, generator=generator)
+
+
+def least_bytes(name: str, problem: Problem) -> int:
+    """What goes in and what comes out of a call, once."""
+    rows, cols, op, sizes = problem.rows, problem.cols, name, ""
+    if name == "attention":
+        heads = ATTENTION_HEADS
+        sizes = written(batch=1, heads=heads, kv_heads=heads, head_dim=HEAD_DIM, causal=0)
+        rows = heads * rows
+    elif name == "decode":
+        op = "attention_decode"
+        rows, cols, sizes = decode(rows // HEADS, cols)
+    elif name == "merge":
+        sizes = written(parts=PARTS)
+    return Cell(op, problem.dtype, rows, cols, sizes).ideal_bytes
 
 
 def run(name: str, given: Given) -> Any:
@@ -165,7 +181,8 @@ def _cross_entropy(x: Tensor, target: Tensor, problem: Problem) -> list[Launch]:
 
 
 def _by_triton(name: str, problem: Problem) -> tuple[Figures, Code]:
-    """The worst figures of attention's kernels as Triton builds them, keys shared by four heads."""
+    """The worst figures of attention's kernels as Triton builds them, keys shared by four heads:
+    each by its own warps."""
     from online_softmax.lab import info
 
     if lacking := catalogue.lacks("triton") or info.no_triton_cache():
@@ -175,20 +192,25 @@ def _by_triton(name: str, problem: Problem) -> tuple[Figures, Code]:
     direction = "decode" if name == "decode" else "forward"
     dtype = getattr(torch, problem.dtype)
     build = builds.Build(direction, dtype, problem.arch, HEAD_DIM, causal=False)
-    found = list(builds.compile_all([build])[0].values())
-    if said := next((each for each in found if isinstance(each, str)), ""):
+    found = builds.compile_all([build])[0]
+    if said := next((each for each in found.values() if isinstance(each, str)), ""):
         return Figures(problem.arch, missing=said), Code(missing=said)
-    taken = [each for each in found if isinstance(each, jit.Resources)]
     item = dtype.itemsize
     tiles = attentionplan.tiles("forward", problem.arch, item, HEAD_DIM)
     if name == "decode":
         tiles = attentionplan.decode(item, HEAD_DIM, HEADS // KV_HEADS)
-    facts, threads = plan.ARCHES[problem.arch], tiles.warps * plan.WARP
+    facts = plan.ARCHES[problem.arch]
+    warps = {MERGES: attentionplan.MERGE_WARPS}
+    kernels = {name: each for name, each in found.items() if isinstance(each, jit.Resources)}
+    taken = kernels.values()
     return Figures(
         problem.arch,
         registers=max(each.registers for each in taken),
         spill_bytes=max(each.spill_store_bytes + each.spill_load_bytes for each in taken),
         stack_bytes=max(each.stack_bytes for each in taken),
         shared_bytes=max(each.shared_bytes for each in taken),
-        occupancy=jit.occupancy(taken[0], facts, threads),
+        occupancy=min(
+            jit.occupancy(each, facts, warps.get(name, tiles.warps) * plan.WARP)
+            for name, each in kernels.items()
+        ),
     ), Code(missing=NO_WIDTHS)

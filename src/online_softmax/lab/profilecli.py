@@ -20,10 +20,10 @@ ROWS, COLS = 4096, 4096
 HELP = """Count what each kernel moves and waits for, by the GPU's own counters.
 
 KERNEL: ladder (every rung), a rung by how its name starts, registers, landed, streamed, split \
-(the row kernels that ship), production (what is chosen here) or torch; or a whole operation: \
-attention (queries and keys are --rows and --cols), decode (32 rows a sequence), merge, \
-token_stats, cross_entropy. Runs Nsight Compute (ncu) \
-over a small driver. Without ncu, a GPU or permission it says what to install or allow, and \
+(the row kernels that ship), production (what is chosen here) or torch; or, without any of \
+these, whole operations: attention (queries and keys are --rows and --cols), decode (32 rows a \
+sequence), merge, token_stats, cross_entropy. Runs Nsight Compute (ncu) over a small driver. \
+Without ncu, a GPU or permission it says what to install or allow, and \
 reports registers, spills, occupancy and the widths of loads and stores instead.
 
 \b
@@ -157,16 +157,23 @@ def _asked(
         if not matching:
             raise BadInput(f"kernel {arguments.shown(word)}: there are {there}")
         found += matching
+    found = list(dict.fromkeys(found))
     whole = [name for name in found if name in profilecalls.NAMES]
-    if op and len(whole) == len(found):
-        raise BadInput(f"--op {op} is of kernels on rows; {', '.join(whole)} are operations")
-    op = op or (", ".join(dict.fromkeys(whole)) if len(whole) == len(found) else "softmax")
+    on_rows = [name for name in found if name not in whole]
+    if whole and on_rows:
+        raise BadInput(
+            f"{', '.join(whole)}: whole operations, which have no size and no unit in common with "
+            f"kernels on rows ({', '.join(on_rows)}): profile them apart"
+        )
+    if op and whole:
+        raise BadInput(f"--op {op} is of kernels on rows; {', '.join(whole)}: whole operations")
+    op = ", ".join(whole) or op or "softmax"
     rows = arguments.whole("--rows", size[0]) or ROWS
     cols = arguments.whole("--cols", size[1]) or COLS
     kind = inputs.short_name(inputs.dtype_of(dtype or "float32"))
     known = tuple(arguments.arches(arch))
     command = places.recorded(sys.argv[1:])
-    return profiling.Asked(tuple(dict.fromkeys(found)), rows, cols, kind, op, known, command)
+    return profiling.Asked(tuple(found), rows, cols, kind, op, known, command)
 
 
 def _read(path: Path, asked: Asked | None) -> list[Profile]:

@@ -1,4 +1,8 @@
-"""Counters of launches made the figures of a kernel: added, averaged, for each element."""
+"""Counters of launches made the figures of a kernel: added, averaged, for each element.
+
+Of a whole operation, which has more than one kind of element, for each byte of the least that it
+moves.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,11 @@ SEVERAL = (
 def add(lines: Sequence[Line], text: str, elements: int) -> list[Line]:
     """The lines with what ncu's CSV has of those that ran, in the driver's order.
 
+    Args:
+        lines: what ran, and what did not.
+        text: the CSV.
+        elements: of the matrix that kernels on rows ran on.
+
     Raises:
         ValueError: it is no CSV of ncu's, or not of these kernels; one line says what.
     """
@@ -34,10 +43,15 @@ def add(lines: Sequence[Line], text: str, elements: int) -> list[Line]:
         full = sum(map(bool, parts))
         raise ValueError(f"ncu saw launches of {full} kernels where {len(running)} were to run")
     seen = iter(parts)
-    return [line if line.reasons else _counted(line, next(seen), elements) for line in lines]
+    return [
+        line if line.reasons else _counted(line, next(seen), line.least_bytes or elements)
+        for line in lines
+    ]
 
 
-def _counted(line: Line, launches: Sequence[Launch], elements: int) -> Line:
+def _counted(line: Line, launches: Sequence[Launch], units: int) -> Line:
+    """A line with its counters, bytes for each of so many units."""
+
     def added(name: str) -> float | None:
         found = [each.figure(name) for each in launches]
         return None if None in found else sum(figure for figure in found if figure is not None)
@@ -62,10 +76,10 @@ def _counted(line: Line, launches: Sequence[Launch], elements: int) -> Line:
     static, dynamic = most("shared_static"), most("shared_dynamic")
     figures: dict[str, float | None] = {
         "time_us": added("time_us"),
-        **{n: scaled(added(n), 1 / elements) for n in ("dram_read", "dram_write")},
-        **{n: scaled(added(n), SECTOR_BYTES / elements) for n in ("l2_read", "l2_write")},
-        "l1_load": scaled(added("load_sectors"), SECTOR_BYTES / elements),
-        "l1_store": scaled(added("store_sectors"), SECTOR_BYTES / elements),
+        **{n: scaled(added(n), 1 / units) for n in ("dram_read", "dram_write")},
+        **{n: scaled(added(n), SECTOR_BYTES / units) for n in ("l2_read", "l2_write")},
+        "l1_load": scaled(added("load_sectors"), SECTOR_BYTES / units),
+        "l1_store": scaled(added("store_sectors"), SECTOR_BYTES / units),
         "sectors_load": a_request("load"),
         "sectors_store": a_request("store"),
         **{n: mean(n) for n in ("occupancy", "occupancy_most", "issue", "xu", "tensor")},

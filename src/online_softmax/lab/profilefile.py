@@ -18,8 +18,9 @@ from online_softmax.plan import ELEMENT_BYTES
 FORMAT = 1
 WHAT = "profile"  # a header says so, to be told from a ladder's or a benchmark's
 UNIT = (
-    "counters: bytes per element, microseconds, sectors per request, shares of 100; stalls: cycles "
-    "an issued instruction; predicted and counted: elements per element"
+    "counters: bytes per element, of a whole operation per byte of least_bytes, microseconds, "
+    "sectors per request, shares of 100; stalls: cycles an issued instruction; predicted and "
+    "counted: elements per element"
 )
 
 
@@ -39,14 +40,16 @@ class Line:
     """One kernel: what it should move, what it did, and what its threads waited for.
 
     `counters` has, where ncu gave them: time_us; dram_read, dram_write, l2_read, l2_write, l1_load,
-    l1_store, bytes per element; sectors_load, sectors_store, a request; occupancy, occupancy_most,
-    issue, xu, tensor, shares of 100; registers, shared_bytes, block, grid, waves, limit_*.
+    l1_store, bytes per element, of a whole operation for each byte of `least_bytes`; sectors_load,
+    sectors_store, a request; occupancy, occupancy_most, issue, xu, tensor, shares of 100;
+    registers, shared_bytes, block, grid, waves, limit_*.
     """
 
     name: str
     kernel: str  # the catalogue's name, which differs for "production"; "": none of ours
     idea: str
     reasons: tuple[str, ...] = ()  # why it did not run, each a sentence
+    least_bytes: int = 0  # that a whole operation moves, what goes in and out once; 0: a kernel's
     launches: tuple[str, ...] = ()  # kernels that the profiler saw
     reads_predicted: float | None = None  # elements per element, before any run
     reads: float | None = None  # counted by host execution

@@ -12,12 +12,16 @@ from online_softmax.lab.profilefile import Line, Profile
 from online_softmax.lab.table import Column
 from online_softmax.plan import ELEMENT_BYTES
 
-NARROWEST = 110  # columns that the tables need
+NARROWEST = 110  # columns of a page that is piped, at the least
 STALLS = 3  # shown of a kernel
 WIRES = (
     "What a kernel asks for (3 reads an element, 2 or 1) is between a multiprocessor and L2, and "
     "L1 and L2 answer most of what is read again: DRAM sees about one read of the matrix wherever "
     "a row is read again while the caches hold it."
+)
+LEAST = (
+    "The least is what goes in and what comes out, once: of attention q, k, v and out, of a merge "
+    "its parts and what they give, of a loss the logits and the targets."
 )
 # ncu's words for what a warp waits for; those that are not here are shown as they are.
 WAITS = {
@@ -58,8 +62,16 @@ def render(profile: Profile, console: Console) -> None:
     shown = [line for line in profile.lines if not line.reasons]
     legend: list[Column[Line]] = []
     if any(line.counters for line in shown):
-        legend += _table(console, "What moves, in elements for each element", moves(h.dtype), shown)
-        _say(console, f"  {WIRES}")
+        on_rows = [line for line in shown if not line.least_bytes]
+        title = "What moves, in elements for each element"
+        if of_rows := _table(console, title, moves(ELEMENT_BYTES[h.dtype]), on_rows):
+            legend += of_rows
+            _say(console, f"  {WIRES}")
+        whole = [line for line in shown if line.least_bytes]
+        title = "What moves, in bytes for each byte of the least that there is to move"
+        if of_whole := _table(console, title, moves(1), whole):
+            legend += of_whole
+            _say(console, f"  {LEAST}")
         legend += _table(console, "What it waits for", WAITING, shown)
     else:
         legend += _table(console, "What should move, in elements for each element", ASKED, shown)
@@ -96,9 +108,9 @@ ASKED: tuple[Column[Line], ...] = (
 )
 
 
-def moves(dtype: str) -> tuple[Column[Line], ...]:
-    """What was to move and what did, bytes as elements of a type."""
-    share = 1 / ELEMENT_BYTES[dtype]
+def moves(bytes_each: int) -> tuple[Column[Line], ...]:
+    """What was to move and what did, in units of so many bytes: elements of a type, or bytes."""
+    share = 1 / bytes_each
     return (
         NAME,
         Column("us", _counter("time_us", 1), "microseconds by the profiler, caches empty"),

@@ -115,7 +115,10 @@ def _profiles(path: Path) -> tuple[Profile, ...]:
         found = profilefile.read(path)
     except ValueError as error:
         raise BadInput(str(error)) from None
-    return tuple(each for each in found if any(line.counters for line in each.lines))
+    counted = tuple(each for each in found if any(line.counters for line in each.lines))
+    if counted and all(line.least_bytes for each in counted for line in each.lines):
+        raise BadInput(f"{path} has counters of whole operations, which `profile --from` shows")
+    return counted
 
 
 FIELDS = ("runs", "parts", "traffic", "files", "passed")  # of Stored, in order

@@ -1,4 +1,5 @@
-"""A run of the ladder as tables for people: 80 columns or 160, on a terminal or piped.
+"""A run of the ladder as tables for people: as wide as the terminal, in parts where that is narrow;
+piped of 80 columns at the least, and with more columns of a table where there is room for them.
 
 Every mark is a word or a number; colour only repeats what they say.
 """
@@ -16,7 +17,7 @@ from online_softmax.lab import fitting
 from online_softmax.lab.results import Figures, Header, Result, Run
 
 WIDE = 120  # columns of the console from which ideas, bars and several architectures fit beside
-NARROWEST = 80  # columns that the tables need
+NARROWEST = 80  # columns of a page that is piped, at the least
 BAR = 24  # characters of a full bar
 PREDICTED = "*"  # behind a figure that the algorithm predicts and nothing counted
 Record = TypeVar("Record")

@@ -96,7 +96,8 @@ _recorded = base_apply(renamed(Recorded, "OnlineSoftmax_token_stats"))
 
 def _composed(x: Tensor, target: Tensor | None, top_k: int, scale: float) -> TokenStats:
     wide = x.to(sum_dtype(x.dtype))
-    log_p = routes.along("log_softmax", x, -1, wide.dtype, scale, False, "")
+    # Both of `wide`: their gradients are added in its type and rounded to that of x once.
+    log_p = routes.along("log_softmax", wide, -1, wide.dtype, scale, False, "")
     lse = routes.logsumexp(wide, (-1,), False, scale, False, "")
     _check_target(target, x.shape[-1])
     return TokenStats(lse, *statsops.made_of(wide, log_p, target, top_k))

@@ -22,7 +22,6 @@ from online_softmax.triton import ALIGNED, attention
 from online_softmax.triton.launcher import Launch, Own
 
 FAR = 1 << 24  # elements from row to row
-MERGE_WARPS = 4
 
 
 class Inputs(NamedTuple):
@@ -131,7 +130,7 @@ def forward(
         "BLOCK_VALUE": padded(value_dim), "PARTS": next_power_of_two(held), "PIECES": pieces,
     }  # fmt: skip
     programs = given.batch * q.shape[1] * q_len * pieces
-    merge = Launch(attention.merge_parts, programs, names, MERGE_WARPS, 1, overlaps)
+    merge = Launch(attention.merge_parts, programs, names, plan.MERGE_WARPS, 1, overlaps)
     return Results(out, lse, m, d, [fold, merge], own)
 
 
