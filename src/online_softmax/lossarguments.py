@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from online_softmax import catalogue, ceops
+from online_softmax import catalogue, ceops, float32
 from online_softmax.arguments import check_dim, check_kernel
-from online_softmax.reference.ops import FP8
+from online_softmax.reference.ops import FP8, sum_dtype
 
 CLASSES = (torch.int64, torch.uint8)
 REDUCTIONS = ("mean", "sum", "none")
@@ -57,6 +57,13 @@ def targets_are_classes(name: str, x: Tensor, target: Any, dim: int) -> bool:
             f"(probabilities), got {target.dtype}"
         )
     return True
+
+
+def check_classes(name: str, x: Tensor, target: Any, dim: int) -> None:
+    """target is classes, where probabilities are none."""
+    if isinstance(target, Tensor) and target.dtype not in CLASSES:
+        raise RuntimeError(f"{name}(): target must be int64 or uint8, got {target.dtype}")
+    targets_are_classes(name, x, target, dim)
 
 
 def _classes_last(x: Tensor, target: Tensor, dim: int) -> str:
@@ -123,11 +130,20 @@ def check_softcap(name: str, softcap: Any) -> float | None:
     return softcap
 
 
-def check_temperature(name: str, temperature: Any) -> float:
+def check_temperature(name: str, temperature: Any, dtype: torch.dtype = torch.float64) -> float:
+    """A temperature of logits of this dtype: its inverse multiplies them."""
     if type(temperature) is not float:
         temperature = _number(name, "temperature", temperature)
-    if not (0.0 < temperature < _INFINITY and 1.0 / temperature < _INFINITY):
+    if not 0.0 < temperature < _INFINITY:
         raise ValueError(f"{name}(): temperature must be above 0 and finite, got {temperature}")
+    if temperature < float32.NORMAL[0]:
+        wide = sum_dtype(dtype)
+        most = torch.finfo(wide).max
+        if 1.0 / temperature > most:
+            raise ValueError(
+                f"{name}(): temperature must be at least {1.0 / most:.4g}, so that 1 / temperature "
+                f"is finite in {str(wide).removeprefix('torch.')}, got {temperature}"
+            )
     return temperature
 
 

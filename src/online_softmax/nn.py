@@ -127,7 +127,7 @@ class TokenStats(nn.Module):
 
     Args:
         top_k: how many of the largest to give, at least 0.
-        temperature: above 0 and finite; divides the logits.
+        temperature: as for the function; divides the logits.
 
     Shapes: logits (..., classes), target (...) or None; the result is the function's NamedTuple.
     Raises what the function raises, for a wrong number when the module is made.
