@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from online_softmax import catalogue
+from online_softmax.arguments import as_float
 from online_softmax.attentionops import KERNELS
 from online_softmax.attentionplan import Options
 from online_softmax.lossarguments import check_softcap
@@ -99,9 +100,7 @@ def check_scale(name: str, scale: Any) -> float | None:
     if scale is None:
         return None
     if type(scale) is not float:
-        if isinstance(scale, (Tensor, bool)) or not hasattr(scale, "__float__"):
-            raise TypeError(f"{name}(): scale must be a float or None, got {type(scale).__name__}")
-        scale = float(scale)
+        scale = as_float(name, "scale", scale, "a float or None")
     if not -_INFINITY < scale < _INFINITY:
         raise ValueError(f"{name}(): scale must be finite, got {scale}")
     return scale

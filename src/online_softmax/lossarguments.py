@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from online_softmax import catalogue, ceops, float32
-from online_softmax.arguments import check_dim, check_kernel
+from online_softmax.arguments import as_float, check_bool, check_dim, check_kernel, shown
 from online_softmax.reference.ops import FP8, sum_dtype
 
 CLASSES = (torch.int64, torch.uint8)
 REDUCTIONS = ("mean", "sum", "none")
+INT64_LIMIT = 2**63
 _INFINITY = float("inf")
 
 
@@ -97,6 +98,8 @@ def check_ignore_index(name: str, index: Any, is_classes: bool = True) -> int:
         if isinstance(index, bool) or not hasattr(index, "__index__"):
             raise TypeError(f"{name}(): ignore_index must be an int, got {index!r}")
         index = operator.index(index)
+    if not -INT64_LIMIT <= index < INT64_LIMIT:
+        raise ValueError(f"{name}(): ignore_index must be an int64, got {shown(index)}")
     if not is_classes and index >= 0:
         raise RuntimeError(
             f"{name}(): ignore_index must be negative where target is probabilities, got {index}"
@@ -106,7 +109,7 @@ def check_ignore_index(name: str, index: Any, is_classes: bool = True) -> int:
 
 def check_smoothing(name: str, smoothing: Any) -> float:
     if type(smoothing) is not float:
-        smoothing = _number(name, "label_smoothing", smoothing)
+        smoothing = as_float(name, "label_smoothing", smoothing)
     if not 0.0 <= smoothing <= 1.0:
         raise RuntimeError(f"{name}(): label_smoothing must be in [0, 1], got {smoothing}")
     return smoothing
@@ -114,7 +117,7 @@ def check_smoothing(name: str, smoothing: Any) -> float:
 
 def check_z_loss(name: str, z_loss: Any) -> float:
     if type(z_loss) is not float:
-        z_loss = _number(name, "z_loss", z_loss)
+        z_loss = as_float(name, "z_loss", z_loss)
     if not 0.0 <= z_loss < _INFINITY:
         raise ValueError(f"{name}(): z_loss must be at least 0 and finite, got {z_loss}")
     return z_loss
@@ -124,7 +127,7 @@ def check_softcap(name: str, softcap: Any) -> float | None:
     if softcap is None:
         return None
     if type(softcap) is not float:
-        softcap = _number(name, "softcap", softcap)
+        softcap = as_float(name, "softcap", softcap)
     if not 0.0 < softcap < _INFINITY:
         raise ValueError(f"{name}(): softcap must be above 0 and finite, or None, got {softcap}")
     return softcap
@@ -133,7 +136,7 @@ def check_softcap(name: str, softcap: Any) -> float | None:
 def check_temperature(name: str, temperature: Any, dtype: torch.dtype = torch.float64) -> float:
     """A temperature of logits of this dtype: its inverse multiplies them."""
     if type(temperature) is not float:
-        temperature = _number(name, "temperature", temperature)
+        temperature = as_float(name, "temperature", temperature)
     if not 0.0 < temperature < _INFINITY:
         raise ValueError(f"{name}(): temperature must be above 0 and finite, got {temperature}")
     if temperature < float32.NORMAL[0]:
@@ -147,20 +150,18 @@ def check_temperature(name: str, temperature: Any, dtype: torch.dtype = torch.fl
     return temperature
 
 
-def _number(name: str, argument: str, value: Any) -> float:
-    if isinstance(value, (Tensor, bool)) or not hasattr(value, "__float__"):
-        raise TypeError(f"{name}(): {argument} must be a float, got {type(value).__name__}")
-    return float(value)
-
-
 def check_reduction(name: str, reduction: Any) -> None:
     if not isinstance(reduction, str) or reduction not in REDUCTIONS:
         raise ValueError(f'{name}(): reduction must be "mean", "sum" or "none", got {reduction!r}')
 
 
-def check_overwrite_logits(name: str, overwrite_logits: Any, grad_in_forward: Any) -> None:
-    if overwrite_logits and not grad_in_forward:
+def check_in_forward(name: str, grad_in_forward: Any, overwrite_logits: Any) -> tuple[bool, bool]:
+    """What both are."""
+    makes = check_bool(name, "grad_in_forward", grad_in_forward)
+    overwrites = check_bool(name, "overwrite_logits", overwrite_logits)
+    if overwrites and not makes:
         raise ValueError(f"{name}(): overwrite_logits=True wants grad_in_forward=True")
+    return makes, overwrites
 
 
 def check_can_overwrite(name: str, x: Tensor) -> None:
