@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from online_softmax import catalogue
+from online_softmax.reference.online import not_dense
 from online_softmax.reference.ops import FP8
 
 INPUT_DTYPES = (*catalogue.DTYPES, *FP8)
@@ -30,10 +31,17 @@ def check_input(name: str, x: Any, argument: str = "x") -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}(): {argument} must be a Tensor, got {type(x).__name__}")
     if x.layout is not _STRIDED or x.is_nested:
-        kind = "a nested tensor" if x.is_nested else f"one of layout {x.layout}"
-        raise NotImplementedError(f"{name}(): {argument} must be a dense tensor, got {kind}")
+        raise not_dense(f"{name}(): {argument}", x)
     if x.dtype not in _DTYPES:
         _refuse_dtype(name, x.dtype, argument)
+
+
+def check_beside_input(name: str, argument: str, t: Any) -> None:
+    """t, which stands beside the input, is a dense tensor."""
+    if not isinstance(t, Tensor):
+        raise TypeError(f"{name}(): {argument} must be a Tensor, got {type(t).__name__}")
+    if t.layout is not _STRIDED or t.is_nested:
+        raise not_dense(f"{name}(): {argument}", t)
 
 
 def _refuse_dtype(name: str, dtype: torch.dtype, argument: str) -> NoReturn:
@@ -131,7 +139,4 @@ def check_kernel(name: str, kernel: Any) -> str:
 
 
 def check_out(name: str, out: Any) -> None:
-    if not isinstance(out, Tensor):
-        raise TypeError(f"{name}(): out must be a Tensor, got {type(out).__name__}")
-    if out.layout is not _STRIDED or out.is_nested:
-        raise NotImplementedError(f"{name}(): out must be a dense tensor")
+    check_beside_input(name, "out", out)

@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.overrides import handle_torch_function, has_torch_function
 
 from online_softmax import library, linearops
-from online_softmax.arguments import check_bool, check_kernel, check_scale
+from online_softmax.arguments import check_beside_input, check_bool, check_kernel, check_scale
 from online_softmax.catalogue import DTYPES
 from online_softmax.lossarguments import (
     check_ignore_index,
@@ -205,10 +205,7 @@ def _check_matrices(name: str, x: Any, linear_weight: Any, linear_bias: Any) -> 
 
 
 def _check_floats(name: str, argument: str, t: Any) -> None:
-    if not isinstance(t, Tensor):
-        raise TypeError(f"{name}(): {argument} must be a Tensor, got {type(t).__name__}")
-    if t.layout is not torch.strided or t.is_nested:
-        raise NotImplementedError(f"{name}(): {argument} must be a dense tensor")
+    check_beside_input(name, argument, t)
     if t.dtype not in DTYPES:
         wanted = ", ".join(str(dtype) for dtype in DTYPES)
         raise NotImplementedError(f"{name}(): {argument} must be one of {wanted}, got {t.dtype}")

@@ -12,7 +12,14 @@ import torch
 from torch import Tensor
 
 from online_softmax import catalogue, ceops, float32
-from online_softmax.arguments import as_float, check_bool, check_dim, check_kernel, shown
+from online_softmax.arguments import (
+    as_float,
+    check_beside_input,
+    check_bool,
+    check_dim,
+    check_kernel,
+    shown,
+)
 from online_softmax.reference.ops import FP8, sum_dtype
 
 CLASSES = (torch.int64, torch.uint8)
@@ -32,8 +39,7 @@ def check_class_dim(name: str, x: Tensor, dim: Any) -> int:
 
 def targets_are_classes(name: str, x: Tensor, target: Any, dim: int) -> bool:
     """Whether target is classes; else it is probabilities."""
-    if not isinstance(target, Tensor):
-        raise TypeError(f"{name}(): target must be a Tensor, got {type(target).__name__}")
+    check_beside_input(name, "target", target)
     if target.device != x.device:
         raise RuntimeError(
             f"{name}(): target must be on {x.device} like logits, got {target.device}"
@@ -78,8 +84,7 @@ def _classes_last(x: Tensor, target: Tensor, dim: int) -> str:
 
 
 def check_weight(name: str, x: Tensor, weight: Any, dim: int) -> None:
-    if not isinstance(weight, Tensor):
-        raise TypeError(f"{name}(): weight must be a Tensor, got {type(weight).__name__}")
+    check_beside_input(name, "weight", weight)
     if weight.shape != (x.shape[dim],):
         raise RuntimeError(
             f"{name}(): weight must have shape ({x.shape[dim]},), one for each class, got "
