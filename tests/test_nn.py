@@ -129,6 +129,7 @@ def test_token_stats() -> None:
         (ValueError, "top_k must be at least 0, got -1", {"top_k": -1}),
         (TypeError, "top_k must be an int", {"top_k": 1.5}),
         (ValueError, "temperature must be above 0", {"temperature": 0.0}),
+        (ValueError, "temperature must be at least 5.563e-309", {"temperature": 1e-320}),
     ):
         with pytest.raises(error, match=rf"TokenStats\(\): {words}"):
             nn.TokenStats(**wrong)

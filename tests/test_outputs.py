@@ -200,6 +200,17 @@ def test_gradients_through_pairs() -> None:
     assert not got.isnan().any()
 
 
+def test_vectors_with_dimensions_that_the_scores_have_not() -> None:
+    """The state has the rows of both, so that it merges."""
+    x, v = torch.randn(4, 5), torch.randn(3, 5, 2)
+    for scores in (x, x[0]):
+        whole = OutputState.of(scores, v)
+        assert whole.m.shape == whole.d.shape == whole.o.shape[:-1] == (3, *scores.shape[:-1])
+        parts = [OutputState.of(scores[..., at], v[:, at]) for at in (slice(2), slice(2, 5))]
+        close(merge(*parts).output(), whole.output())
+        close(whole.output(), torch.softmax(scores, -1) @ v)
+
+
 # ---- what is wrong
 
 STATE, OUT = State.empty(3), OutputState.empty(3, 2)
@@ -216,6 +227,19 @@ WRONG = {
              lambda: OutputState.empty(3, 2, torch.float16)),
     "word": (ValueError, 'empty must be "zero" or "nan"', lambda: OUT.output("none")),
     "base": (ValueError, 'base must be "e" or "2", got 2', lambda: merge_outputs(PAIR, base=2)),
+    "keys": (RuntimeError, r"as many keys, .* got \(3, 5\) and \(4, 2\)$",
+             lambda: OutputState.of(torch.zeros(3, 5), torch.zeros(4, 2))),
+    "one vector": (RuntimeError, r"as many keys, .* got \(3, 5\) and \(5,\)$",
+                   lambda: OutputState.of(torch.zeros(3, 5), torch.zeros(5))),
+    "one score": (RuntimeError, r"as many keys, .* got \(\) and \(1, 2\)$",
+                  lambda: OutputState.of(torch.tensor(1.0), torch.zeros(1, 2))),
+    "leading": (RuntimeError, r"that broadcast, got \(2, 3, 5\) and \(4, 5, 2\)$",
+                lambda: OutputState.of(torch.zeros(2, 3, 5), torch.zeros(4, 5, 2))),
+    "v": (TypeError, "v must be a Tensor, got list", lambda: OutputState.of(torch.zeros(1), [1])),
+    "v of integers": (NotImplementedError, "v must be one of float16, .* got torch.int64",
+                      lambda: OutputState.of(torch.zeros(5), torch.zeros(5, 2).long())),
+    "v elsewhere": (RuntimeError, "v must be on cpu like x, got meta",
+                    lambda: OutputState.of(torch.zeros(5), torch.zeros(5, 2, device="meta"))),
     "unsaid": (TypeError, "base", lambda: merge_outputs(PAIR)),
     "no pair": (TypeError, "at least one pair", lambda: merge_outputs(base="e")),
     "not a pair": (ValueError, "pair 1 must be", lambda: merge_outputs(PAIR[0], base="e")),

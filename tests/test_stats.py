@@ -121,6 +121,38 @@ def test_compile() -> None:
     assert stats.target_rank[1:3].tolist() == [0, 0]
 
 
+@DEVICES
+@pytest.mark.parametrize("route", ["eager", "op", "composed"])
+@pytest.mark.parametrize("temperature", [2.94e-39, 1e-38, 1e38, 1e46, 1e300])
+def test_temperatures_at_the_ends_of_float32(temperature: float, route: str, device: str) -> None:
+    """In no way is a probability of 0, or a logit of 0, lost; an entropy of 0 has no sign."""
+    x = torch.tensor([[0.0, 1.0], [-INF, 0.0], [0.0, 0.0]], device=device)
+    target = torch.tensor([1, 1, 0], device=device)
+    call = lambda x: token_stats(x, target, top_k=1, temperature=temperature)  # noqa: E731
+    if route == "op":
+        torch._dynamo.reset()
+        call = torch.compile(call, fullgraph=True, backend="aot_eager")
+    stats = torch.vmap(call, in_dims=1, out_dims=1)(x[:, None]) if route == "composed" else call(x)
+    even = torch.tensor([float(temperature > 1), 0.0, 1.0], device=device) * 0.5
+    shape = (3, 1) if route == "composed" else (3,)
+    wanted = (torch.special.entr(even) * 2).reshape(shape)
+    close(stats.entropy, wanted, rtol=1e-6, atol=0)
+    if device == "cpu":
+        assert not stats.entropy.signbit().any()
+    log_p = torch.where(even > 0, even, 1.0).log().reshape(shape)
+    close(stats.target_log_prob, log_p)
+    close(stats.top_log_probs, log_p.unsqueeze(-1))
+
+
+@DEVICES
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_an_entropy_of_nothing_has_no_sign(dtype: torch.dtype, device: str) -> None:
+    entropy = token_stats(torch.tensor([[0.0, 5000.0]], device=device, dtype=dtype)).entropy
+    assert entropy.tolist() == [0.0]
+    if device == "cpu" or dtype == torch.float64:  # not by a kernel
+        assert not entropy.signbit().any()
+
+
 X, T = torch.zeros(3, 5), torch.tensor([0, 1, 2])
 WRONG = {
     "logits": (TypeError, "logits must be a Tensor", lambda: token_stats([1.0])),
@@ -136,7 +168,15 @@ WRONG = {
     "top_k": (ValueError, r"top_k must be in \[0, 5\], got 6", lambda: token_stats(X, top_k=6)),
     "top_k type": (TypeError, "top_k must be an int", lambda: token_stats(X, top_k=1.5)),
     "temperature": (ValueError, "above 0", lambda: token_stats(X, temperature=0.0)),
-    "tiny": (ValueError, "above 0", lambda: token_stats(X, temperature=5e-324)),
+    "tiny": (ValueError, r"at least 2.939e-39, so that 1 / temperature is finite in float32, got",
+             lambda: token_stats(X.half(), temperature=2.9e-39)),
+    "tiny in float64": (ValueError, r"at least 5.563e-309, .* in float64, got 1e-320",
+                        lambda: token_stats(X.double(), temperature=1e-320)),
+    "bool": (RuntimeError, r"target must be int64 or uint8, got torch.bool$",
+             lambda: token_stats(X, T.bool())),
+    "floats": (RuntimeError, r"target must be int64 or uint8, got torch.float32$",
+               lambda: token_stats(X, T.float())),
+    "target list": (TypeError, "target must be a Tensor, got list", lambda: token_stats(X, [1])),
     "hot": (TypeError, "temperature must be a float", lambda: token_stats(X, temperature="1")),
 }  # fmt: skip
 

@@ -13,6 +13,7 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from online_softmax import library
 from online_softmax.arguments import (
+    check_bool,
     check_dim,
     check_dims,
     check_dtype,
@@ -165,7 +166,7 @@ def logsumexp(
         autocast.
 
     Raises:
-        TypeError: x is not a tensor, or dim no integer and no tuple of them.
+        TypeError: x is not a tensor, dim no integer and no tuple of them, or keepdim no bool.
         IndexError: a dim is out of range.
         NotImplementedError: x has a dtype that `softmax` does not take, or is not dense.
         ValueError: scale, empty or kernel is none of these; or the named kernel cannot run this.
@@ -194,7 +195,7 @@ def logsumexp(
     return library.logsumexp(
         x,
         check_dims("logsumexp", x, dim),
-        bool(keepdim),
+        check_bool("logsumexp", "keepdim", keepdim),
         check_scale("logsumexp", scale),
         empty != "nan" and check_empty("logsumexp", empty),
         "" if kernel is None else check_kernel("logsumexp", kernel),

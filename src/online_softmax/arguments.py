@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import operator
+import sys
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from online_softmax import catalogue
+from online_softmax.reference.online import not_dense
 from online_softmax.reference.ops import FP8
 
 INPUT_DTYPES = (*catalogue.DTYPES, *FP8)
+NUMPY_BOOLS = ("bool", "bool_")  # since NumPy 2, and before
 EMPTY = {"nan": False, "zero": True}
 _DTYPES = frozenset(INPUT_DTYPES)
 _STRIDED = torch.strided
 _INFINITY = float("inf")
+_MOST = sys.float_info.max
 
 
 def _named(dtypes: tuple[torch.dtype, ...]) -> str:
@@ -27,10 +31,17 @@ def check_input(name: str, x: Any, argument: str = "x") -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}(): {argument} must be a Tensor, got {type(x).__name__}")
     if x.layout is not _STRIDED or x.is_nested:
-        kind = "a nested tensor" if x.is_nested else f"one of layout {x.layout}"
-        raise NotImplementedError(f"{name}(): {argument} must be a dense tensor, got {kind}")
+        raise not_dense(f"{name}(): {argument}", x)
     if x.dtype not in _DTYPES:
         _refuse_dtype(name, x.dtype, argument)
+
+
+def check_beside_input(name: str, argument: str, t: Any) -> None:
+    """t, which stands beside the input, is a dense tensor."""
+    if not isinstance(t, Tensor):
+        raise TypeError(f"{name}(): {argument} must be a Tensor, got {type(t).__name__}")
+    if t.layout is not _STRIDED or t.is_nested:
+        raise not_dense(f"{name}(): {argument}", t)
 
 
 def _refuse_dtype(name: str, dtype: torch.dtype, argument: str) -> NoReturn:
@@ -72,12 +83,36 @@ def check_dims(name: str, x: Tensor, dim: Any) -> tuple[int, ...]:
 
 def check_scale(name: str, scale: Any) -> float:
     if type(scale) is not float and type(scale) is not int:
-        if isinstance(scale, (Tensor, bool)) or not hasattr(scale, "__float__"):
-            raise TypeError(f"{name}(): scale must be a float, got {type(scale).__name__}")
-        scale = float(scale)  # a NumPy number, for example
-    if not 0.0 <= scale < _INFINITY:
-        raise ValueError(f"{name}(): scale must be at least 0 and finite, got {scale}")
+        scale = as_float(name, "scale", scale)  # a NumPy number, for example
+    if not 0.0 <= scale <= _MOST:
+        raise ValueError(f"{name}(): scale must be at least 0 and finite, got {shown(scale)}")
     return scale
+
+
+def as_float(name: str, argument: str, value: Any, wanted: str = "a float") -> float:
+    """A number of any type as a float; infinite where it is beyond all of them."""
+    if isinstance(value, (Tensor, bool)) or not hasattr(value, "__float__"):
+        raise TypeError(f"{name}(): {argument} must be {wanted}, got {type(value).__name__}")
+    try:
+        return float(value)
+    except OverflowError:  # of an int or a fraction
+        return _INFINITY if value > 0 else -_INFINITY
+
+
+def shown(number: float) -> str:
+    """A number in an error's text; an int may have more digits than Python prints."""
+    is_beyond = isinstance(number, int) and not -_MOST <= number <= _MOST
+    return f"an int of {int(number).bit_length()} bits" if is_beyond else str(number)
+
+
+def check_bool(name: str, argument: str, value: Any) -> bool:
+    """True or False, Python's or NumPy's; a word such as "no" would count as true."""
+    if value is True or value is False:
+        return bool(value)
+    kind = type(value)
+    if kind is torch.SymBool or (kind.__module__ == "numpy" and kind.__name__ in NUMPY_BOOLS):
+        return bool(value)
+    raise TypeError(f"{name}(): {argument} must be a bool, got {kind.__name__}")
 
 
 def check_empty(name: str, empty: Any) -> bool:
@@ -104,7 +139,4 @@ def check_kernel(name: str, kernel: Any) -> str:
 
 
 def check_out(name: str, out: Any) -> None:
-    if not isinstance(out, Tensor):
-        raise TypeError(f"{name}(): out must be a Tensor, got {type(out).__name__}")
-    if out.layout is not _STRIDED or out.is_nested:
-        raise NotImplementedError(f"{name}(): out must be a dense tensor")
+    check_beside_input(name, "out", out)

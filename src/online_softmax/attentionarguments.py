@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from online_softmax import catalogue
+from online_softmax.arguments import as_float, check_beside_input
 from online_softmax.attentionops import KERNELS
 from online_softmax.attentionplan import Options
 from online_softmax.lossarguments import check_softcap
@@ -27,11 +28,7 @@ def check_tokens(name: str, q: Any, k: Any, v: Any, rank: int, names: tuple[str,
     rank: 4 for (batch, heads, length, dim), 3 for (tokens, heads, dim).
     """
     for argument, t in zip(names, (q, k, v), strict=True):
-        if not isinstance(t, Tensor):
-            raise TypeError(f"{name}(): {argument} must be a Tensor, got {type(t).__name__}")
-        if t.layout is not torch.strided or t.is_nested:
-            kind = "a nested tensor" if t.is_nested else f"one of layout {t.layout}"
-            raise NotImplementedError(f"{name}(): {argument} must be a dense tensor, got {kind}")
+        check_beside_input(name, argument, t)
         if t.dtype not in catalogue.DTYPES:
             wanted = ", ".join(str(dtype) for dtype in catalogue.DTYPES)
             raise NotImplementedError(
@@ -99,9 +96,7 @@ def check_scale(name: str, scale: Any) -> float | None:
     if scale is None:
         return None
     if type(scale) is not float:
-        if isinstance(scale, (Tensor, bool)) or not hasattr(scale, "__float__"):
-            raise TypeError(f"{name}(): scale must be a float or None, got {type(scale).__name__}")
-        scale = float(scale)
+        scale = as_float(name, "scale", scale, "a float or None")
     if not -_INFINITY < scale < _INFINITY:
         raise ValueError(f"{name}(): scale must be finite, got {scale}")
     return scale
@@ -131,8 +126,7 @@ def check_beside(name: str, argument: str, t: Any, q: Tensor, k: Tensor) -> Tens
     """bias or mask as four dimensions, each that of the scores or 1."""
     if t is None:
         return None
-    if not isinstance(t, Tensor):
-        raise TypeError(f"{name}(): {argument} must be a Tensor, got {type(t).__name__}")
+    check_beside_input(name, argument, t)
     if argument == "mask" and t.dtype != torch.bool:
         raise RuntimeError(
             f"{name}(): mask must be bool (True takes part), got {t.dtype}: what is added to the "
@@ -158,8 +152,7 @@ def check_beside(name: str, argument: str, t: Any, q: Tensor, k: Tensor) -> Tens
 def check_sinks(name: str, sinks: Any, q: Tensor, heads: int) -> None:
     if sinks is None:
         return
-    if not isinstance(sinks, Tensor):
-        raise TypeError(f"{name}(): sinks must be a Tensor, got {type(sinks).__name__}")
+    check_beside_input(name, "sinks", sinks)
     if sinks.shape != (heads,):
         raise RuntimeError(
             f"{name}(): sinks must have shape ({heads},), one for each head of queries, got "
@@ -173,8 +166,7 @@ def check_sinks(name: str, sinks: Any, q: Tensor, heads: int) -> None:
 
 def check_sequences(name: str, q: Tensor, cu_seq_q: Any, cu_seq_k: Any) -> None:
     for argument, t in (("cu_seq_q", cu_seq_q), ("cu_seq_k", cu_seq_k)):
-        if not isinstance(t, Tensor):
-            raise TypeError(f"{name}(): {argument} must be a Tensor, got {type(t).__name__}")
+        check_beside_input(name, argument, t)
         if t.dim() != 1 or not t.numel() or t.dtype not in (torch.int32, torch.int64):
             raise RuntimeError(
                 f"{name}(): {argument} must be (sequences + 1,), int32 or int64, got "

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from online_softmax import library
+from online_softmax.arguments import check_bool
 from online_softmax.attentionarguments import (
     check_attention_kernel,
     check_beside,
@@ -80,7 +81,8 @@ def attention(
         well.
 
     Raises:
-        TypeError: q, k, v, bias, mask or sinks is not a tensor, a number is of another type.
+        TypeError: q, k, v, bias, mask or sinks is not a tensor, a number or a bool is of another
+            type.
         ValueError: causal, scale, window, softcap or empty is none of these; the named kernel
             cannot run this.
         RuntimeError: shapes, dtypes or devices do not belong together.
@@ -102,7 +104,7 @@ def attention(
         False,
         kernel,
     )
-    if known is not None:
+    if known is not None and type(return_lse) is bool:
         return known[:2] if return_lse else known[0]
     given = tuple(t for t in (q, k, v, bias, mask, sinks) if t is not None)
     if not all(isinstance(t, Tensor) for t in given) and has_torch_function(given):
@@ -117,8 +119,9 @@ def attention(
     check_sinks(name, sinks, q, q.shape[1])
     forced = check_attention_kernel(name, kernel)
     tensors = (q, k, v, bias, mask, sinks, None, None)
+    with_lse = check_bool(name, "return_lse", return_lse)
     out, lse, _, _ = library.attention(tensors, options, False, forced)
-    return (out, lse) if return_lse else out
+    return (out, lse) if with_lse else out
 
 
 def attention_state(
@@ -243,7 +246,7 @@ def attention_varlen(
         False,
         kernel,
     )
-    if known is not None:
+    if known is not None and type(return_lse) is bool:
         return known[:2] if return_lse else known[0]
     given = tuple(t for t in (query, key, value, cu_seq_q, cu_seq_k, sinks) if t is not None)
     if not all(isinstance(t, Tensor) for t in given) and has_torch_function(given):
@@ -259,5 +262,6 @@ def attention_varlen(
     check_sinks(name, sinks, query, query.shape[1])
     forced = check_attention_kernel(name, kernel)
     tensors = (query, key, value, None, None, sinks, cu_seq_q, cu_seq_k)
+    with_lse = check_bool(name, "return_lse", return_lse)
     out, lse, _, _ = library.attention(tensors, options, False, forced)
-    return (out, lse) if return_lse else out
+    return (out, lse) if with_lse else out

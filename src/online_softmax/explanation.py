@@ -9,6 +9,7 @@ from online_softmax.catalogue import DTYPES, KERNELS
 from online_softmax.plan import Problem
 
 _DTYPE_NAMES = tuple(catalogue.dtype_name(dtype) for dtype in DTYPES)
+MOST_SIZE = 2**63 - 1
 OPERATIONS = (  # what `explain` knows about
     "softmax",
     *(op for op in explained.ROWS if op != "softmax"),
@@ -51,8 +52,8 @@ def explain(
 
     Raises:
         TypeError: a size is not a whole number, or is none of the op's.
-        ValueError: an unknown type, architecture or op, a negative size, heads that kv_heads does
-            not divide, or more of attention than a tensor holds.
+        ValueError: an unknown type, architecture or op, a size below 0 or past an int64, heads that
+            kv_heads does not divide, or more of attention than a tensor holds.
 
     Returns:
         Text, the kernel's name and the reason first: "reference" where PyTorch operations run,
@@ -74,6 +75,8 @@ def explain(
     rows, cols = operator.index(rows), operator.index(cols)  # a NumPy integer, for example
     if rows < 0 or cols < 0:
         raise ValueError(f"explain(): rows and cols must be at least 0, got {rows} x {cols}")
+    if max(rows, cols) > MOST_SIZE:
+        raise ValueError(f"explain(): rows and cols must be at most {MOST_SIZE}, as in a tensor")
     if not isinstance(op, str) or op not in OPERATIONS:
         raise ValueError(f"explain(): op must be one of {', '.join(OPERATIONS)}, got {op!r}")
     problem = Problem(rows, cols, dtype, arch=arch)
@@ -107,6 +110,8 @@ def _sizes(op: str, given: dict[str, int]) -> dict[str, int]:
         found[name] = operator.index(size)
         if found[name] < 1:
             raise ValueError(f"explain(): {name} must be at least 1, got {size}")
+        if found[name] > MOST_SIZE:
+            raise ValueError(f"explain(): {name} must be at most {MOST_SIZE}, as in a tensor")
     if op == "attention":
         found["kv_heads"] = found["kv_heads"] or found["heads"]
         if found["heads"] % found["kv_heads"]:

@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.overrides import handle_torch_function, has_torch_function
 
 from online_softmax import library, linearops
-from online_softmax.arguments import check_kernel, check_scale
+from online_softmax.arguments import check_beside_input, check_bool, check_kernel, check_scale
 from online_softmax.catalogue import DTYPES
 from online_softmax.lossarguments import (
     check_ignore_index,
@@ -79,9 +79,10 @@ def linear_cross_entropy(
         and under transforms, take cross_entropy(linear(input, ...), target), as the errors say.
 
     Raises:
-        TypeError: an argument is not a tensor, or a number is of another type.
+        TypeError: an argument is not a tensor, or a number or a bool is of another type.
         IndexError: a target is neither a class nor ignore_index, as for `cross_entropy`.
-        ValueError: reduction, memory, z_loss, softcap, scale or kernel is none of these.
+        ValueError: reduction, memory, z_loss, softcap, scale, ignore_index or kernel is none of
+            these.
         RuntimeError: shapes, dtypes or devices do not fit; label_smoothing is not in [0, 1]; weight
             requires a gradient; a second derivative or one in forward mode is asked for.
         NotImplementedError: another dtype or layout, or a transform of `torch.func`.
@@ -133,6 +134,7 @@ def linear_cross_entropy(
     )
     check_reduction(name, reduction)
     check_memory(name, memory)
+    checks = check_bool(name, "check_target", check_target)
     forced = _check_kernel(name, kernel, is_classes)
     if not is_classes:
         whole = functional.linear(input, linear_weight, linear_bias)
@@ -149,7 +151,7 @@ def linear_cross_entropy(
         reduction,
         options.of_row,
         memory,
-        bool(check_target),
+        checks,
         forced,
     )
 
@@ -203,10 +205,7 @@ def _check_matrices(name: str, x: Any, linear_weight: Any, linear_bias: Any) -> 
 
 
 def _check_floats(name: str, argument: str, t: Any) -> None:
-    if not isinstance(t, Tensor):
-        raise TypeError(f"{name}(): {argument} must be a Tensor, got {type(t).__name__}")
-    if t.layout is not torch.strided or t.is_nested:
-        raise NotImplementedError(f"{name}(): {argument} must be a dense tensor")
+    check_beside_input(name, argument, t)
     if t.dtype not in DTYPES:
         wanted = ", ".join(str(dtype) for dtype in DTYPES)
         raise NotImplementedError(f"{name}(): {argument} must be one of {wanted}, got {t.dtype}")

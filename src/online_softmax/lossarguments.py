@@ -11,12 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from online_softmax import catalogue, ceops
-from online_softmax.arguments import check_dim, check_kernel
-from online_softmax.reference.ops import FP8
+from online_softmax import catalogue, ceops, float32
+from online_softmax.arguments import (
+    as_float,
+    check_beside_input,
+    check_bool,
+    check_dim,
+    check_kernel,
+    shown,
+)
+from online_softmax.reference.ops import FP8, sum_dtype
 
 CLASSES = (torch.int64, torch.uint8)
 REDUCTIONS = ("mean", "sum", "none")
+INT64_LIMIT = 2**63
 _INFINITY = float("inf")
 
 
@@ -31,8 +39,7 @@ def check_class_dim(name: str, x: Tensor, dim: Any) -> int:
 
 def targets_are_classes(name: str, x: Tensor, target: Any, dim: int) -> bool:
     """Whether target is classes; else it is probabilities."""
-    if not isinstance(target, Tensor):
-        raise TypeError(f"{name}(): target must be a Tensor, got {type(target).__name__}")
+    check_beside_input(name, "target", target)
     if target.device != x.device:
         raise RuntimeError(
             f"{name}(): target must be on {x.device} like logits, got {target.device}"
@@ -59,6 +66,13 @@ def targets_are_classes(name: str, x: Tensor, target: Any, dim: int) -> bool:
     return True
 
 
+def check_classes(name: str, x: Tensor, target: Any, dim: int) -> None:
+    """target is classes, where probabilities are none."""
+    if isinstance(target, Tensor) and target.dtype not in CLASSES:
+        raise RuntimeError(f"{name}(): target must be int64 or uint8, got {target.dtype}")
+    targets_are_classes(name, x, target, dim)
+
+
 def _classes_last(x: Tensor, target: Tensor, dim: int) -> str:
     """What to do where the shapes are those of logits whose classes stand last."""
     tokens = x.shape[:-1]
@@ -70,8 +84,7 @@ def _classes_last(x: Tensor, target: Tensor, dim: int) -> str:
 
 
 def check_weight(name: str, x: Tensor, weight: Any, dim: int) -> None:
-    if not isinstance(weight, Tensor):
-        raise TypeError(f"{name}(): weight must be a Tensor, got {type(weight).__name__}")
+    check_beside_input(name, "weight", weight)
     if weight.shape != (x.shape[dim],):
         raise RuntimeError(
             f"{name}(): weight must have shape ({x.shape[dim]},), one for each class, got "
@@ -90,6 +103,8 @@ def check_ignore_index(name: str, index: Any, is_classes: bool = True) -> int:
         if isinstance(index, bool) or not hasattr(index, "__index__"):
             raise TypeError(f"{name}(): ignore_index must be an int, got {index!r}")
         index = operator.index(index)
+    if not -INT64_LIMIT <= index < INT64_LIMIT:
+        raise ValueError(f"{name}(): ignore_index must be an int64, got {shown(index)}")
     if not is_classes and index >= 0:
         raise RuntimeError(
             f"{name}(): ignore_index must be negative where target is probabilities, got {index}"
@@ -99,7 +114,7 @@ def check_ignore_index(name: str, index: Any, is_classes: bool = True) -> int:
 
 def check_smoothing(name: str, smoothing: Any) -> float:
     if type(smoothing) is not float:
-        smoothing = _number(name, "label_smoothing", smoothing)
+        smoothing = as_float(name, "label_smoothing", smoothing)
     if not 0.0 <= smoothing <= 1.0:
         raise RuntimeError(f"{name}(): label_smoothing must be in [0, 1], got {smoothing}")
     return smoothing
@@ -107,7 +122,7 @@ def check_smoothing(name: str, smoothing: Any) -> float:
 
 def check_z_loss(name: str, z_loss: Any) -> float:
     if type(z_loss) is not float:
-        z_loss = _number(name, "z_loss", z_loss)
+        z_loss = as_float(name, "z_loss", z_loss)
     if not 0.0 <= z_loss < _INFINITY:
         raise ValueError(f"{name}(): z_loss must be at least 0 and finite, got {z_loss}")
     return z_loss
@@ -117,24 +132,27 @@ def check_softcap(name: str, softcap: Any) -> float | None:
     if softcap is None:
         return None
     if type(softcap) is not float:
-        softcap = _number(name, "softcap", softcap)
+        softcap = as_float(name, "softcap", softcap)
     if not 0.0 < softcap < _INFINITY:
         raise ValueError(f"{name}(): softcap must be above 0 and finite, or None, got {softcap}")
     return softcap
 
 
-def check_temperature(name: str, temperature: Any) -> float:
+def check_temperature(name: str, temperature: Any, dtype: torch.dtype = torch.float64) -> float:
+    """A temperature of logits of this dtype: its inverse multiplies them."""
     if type(temperature) is not float:
-        temperature = _number(name, "temperature", temperature)
-    if not (0.0 < temperature < _INFINITY and 1.0 / temperature < _INFINITY):
+        temperature = as_float(name, "temperature", temperature)
+    if not 0.0 < temperature < _INFINITY:
         raise ValueError(f"{name}(): temperature must be above 0 and finite, got {temperature}")
+    if temperature < float32.NORMAL[0]:
+        wide = sum_dtype(dtype)
+        most = torch.finfo(wide).max
+        if 1.0 / temperature > most:
+            raise ValueError(
+                f"{name}(): temperature must be at least {1.0 / most:.4g}, so that 1 / temperature "
+                f"is finite in {str(wide).removeprefix('torch.')}, got {temperature}"
+            )
     return temperature
-
-
-def _number(name: str, argument: str, value: Any) -> float:
-    if isinstance(value, (Tensor, bool)) or not hasattr(value, "__float__"):
-        raise TypeError(f"{name}(): {argument} must be a float, got {type(value).__name__}")
-    return float(value)
 
 
 def check_reduction(name: str, reduction: Any) -> None:
@@ -142,9 +160,13 @@ def check_reduction(name: str, reduction: Any) -> None:
         raise ValueError(f'{name}(): reduction must be "mean", "sum" or "none", got {reduction!r}')
 
 
-def check_overwrite_logits(name: str, overwrite_logits: Any, grad_in_forward: Any) -> None:
-    if overwrite_logits and not grad_in_forward:
+def check_in_forward(name: str, grad_in_forward: Any, overwrite_logits: Any) -> tuple[bool, bool]:
+    """What both are."""
+    makes = check_bool(name, "grad_in_forward", grad_in_forward)
+    overwrites = check_bool(name, "overwrite_logits", overwrite_logits)
+    if overwrites and not makes:
         raise ValueError(f"{name}(): overwrite_logits=True wants grad_in_forward=True")
+    return makes, overwrites
 
 
 def check_can_overwrite(name: str, x: Tensor) -> None:

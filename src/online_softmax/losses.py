@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from online_softmax import library
-from online_softmax.arguments import check_input, check_scale
+from online_softmax.arguments import check_bool, check_input, check_scale
 from online_softmax.lossarguments import (
     check_class_dim,
     check_ignore_index,
+    check_in_forward,
     check_loss_kernel,
-    check_overwrite_logits,
     check_reduction,
     check_smoothing,
     check_softcap,
@@ -99,11 +99,12 @@ def cross_entropy(
         differentiable, also of ignored rows.
 
     Raises:
-        TypeError: logits, target or weight is not a tensor, or a number is of another type.
+        TypeError: logits, target or weight is not a tensor, or a number or a bool is of another
+            type.
         IndexError: a target is neither a class nor ignore_index (above); dim is out of range.
-        ValueError: the number of rows of target and logits differs; reduction, z_loss, softcap or
-            scale is none of these; overwrite_logits without grad_in_forward; the named kernel
-            cannot run this.
+        ValueError: the number of rows of target and logits differs; reduction, z_loss, softcap,
+            scale or ignore_index is none of these; overwrite_logits without grad_in_forward; the
+            named kernel cannot run this.
         RuntimeError: target or weight has another shape, dtype or device than is wanted;
             label_smoothing is not in [0, 1]; weight requires a gradient; logits that cannot be
             written over.
@@ -125,7 +126,10 @@ def cross_entropy(
         and type(z_loss) is float
         and (softcap is None or type(softcap) is float)
         and type(scale) is float
-        and not (grad_in_forward or overwrite_logits or check_target)
+        and grad_in_forward is False
+        and overwrite_logits is False
+        and check_target is False
+        and type(return_lse) is bool
     ):
         options = (ignore_index, label_smoothing, z_loss, softcap, scale)
         if (known := library.loss_again(logits, target, weight, reduction, options)) is not None:
@@ -166,7 +170,9 @@ def cross_entropy(
         check_scale(name, scale),
     )
     check_reduction(name, reduction)
-    check_overwrite_logits(name, overwrite_logits, grad_in_forward)
+    makes, overwrites = check_in_forward(name, grad_in_forward, overwrite_logits)
+    checks = check_bool(name, "check_target", check_target)
+    with_lse = check_bool(name, "return_lse", return_lse)
     forced = check_loss_kernel(name, kernel, is_classes)
     if is_classes:
         if target.dim() == logits.dim():  # torch takes (1,) for a row alone
@@ -177,13 +183,11 @@ def cross_entropy(
             weight,
             reduction,
             checked,
-            bool(check_target),
-            bool(grad_in_forward),
-            bool(overwrite_logits),
-            bool(return_lse),
+            checks,
+            makes,
+            overwrites,
+            with_lse,
             forced,
         )
-        return (loss, lse) if return_lse else loss
-    return library.of_probabilities(
-        logits, target, weight, reduction, checked, forced, bool(return_lse)
-    )
+        return (loss, lse) if with_lse else loss
+    return library.of_probabilities(logits, target, weight, reduction, checked, forced, with_lse)

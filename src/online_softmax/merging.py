@@ -28,6 +28,7 @@ def merge(*states: State | OutputState) -> State | OutputState:
     Raises:
         TypeError: none is given, one is no state, or they are of two kinds.
         RuntimeError: they differ in shape, dtype or device.
+        NotImplementedError: a tensor of one is not dense.
 
     Examples:
         >>> import torch
@@ -63,6 +64,7 @@ def merge_outputs(*pairs: tuple[Tensor, Tensor], base: Literal["e", "2"]) -> tup
         TypeError: no pair is given, or something in one is no tensor.
         ValueError: base is neither "e" nor "2", or a pair is not of two.
         RuntimeError: shapes, dtypes or devices do not match.
+        NotImplementedError: a tensor is not dense.
 
     Examples:
         >>> import torch

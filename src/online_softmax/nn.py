@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from online_softmax import api, library, linear, lossarguments, losses, stats
 from online_softmax.api import Empty
-from online_softmax.arguments import check_empty, check_scale
+from online_softmax.arguments import check_bool, check_empty, check_scale
 from online_softmax.linear import Memory
 from online_softmax.losses import Reduction
 
@@ -112,7 +112,7 @@ class LogSumExp(_RowModule):
     ) -> None:
         super().__init__(scale, empty)
         self.dim = dim
-        self.keepdim = keepdim
+        self.keepdim = check_bool(type(self).__name__, "keepdim", keepdim)
 
     def forward(self, x: Tensor) -> Tensor:
         return api.logsumexp(x, self.dim, self.keepdim, scale=self.scale, empty=self.empty)
@@ -127,7 +127,7 @@ class TokenStats(nn.Module):
 
     Args:
         top_k: how many of the largest to give, at least 0.
-        temperature: above 0 and finite; divides the logits.
+        temperature: as for the function; divides the logits.
 
     Shapes: logits (..., classes), target (...) or None; the result is the function's NamedTuple.
     Raises what the function raises, for a wrong number when the module is made.
@@ -221,9 +221,9 @@ class CrossEntropyLoss(_LossModule):
     ) -> None:
         super().__init__(weight, ignore_index, reduction, label_smoothing, z_loss, softcap, scale)
         self.dim = dim
-        lossarguments.check_overwrite_logits(type(self).__name__, overwrite_logits, grad_in_forward)
-        self.grad_in_forward = bool(grad_in_forward)
-        self.overwrite_logits = bool(overwrite_logits)
+        self.grad_in_forward, self.overwrite_logits = lossarguments.check_in_forward(
+            type(self).__name__, grad_in_forward, overwrite_logits
+        )
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
         loss = losses.cross_entropy(logits, target, weight=self.weight, **self._options())

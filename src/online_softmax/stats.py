@@ -11,7 +11,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from online_softmax import library
 from online_softmax.arguments import check_input
 from online_softmax.library import TokenStats
-from online_softmax.lossarguments import check_temperature, targets_are_classes
+from online_softmax.lossarguments import check_classes, check_temperature
 
 
 def token_stats(
@@ -33,12 +33,14 @@ def token_stats(
         logits: (..., classes), with at least one class; float16, bfloat16, float32, float64 or fp8.
         target: (...) int64 or uint8, a class of each token.
         top_k: how many of the largest to give, at most the number of classes.
-        temperature: above 0 and finite; divides the logits.
+        temperature: above 0 and finite, and so is 1 / temperature in float32 (float64); divides the
+            logits.
 
     Returns:
         A TokenStats, a NamedTuple of lse, entropy, target_log_prob, target_rank, top_log_probs and
-        top_indices, which says what each is. As with log_softmax, a token whose logits are all
-        -inf, or hold +inf or NaN, has NaN in entropy and log-probabilities.
+        top_indices, which says what each is. As with log_softmax, a token whose logits, divided by
+        the temperature, are all -inf, or hold +inf or NaN, has NaN in entropy and
+        log-probabilities.
 
     Raises:
         TypeError: logits or target is not a tensor, top_k no integer, temperature no number.
@@ -67,12 +69,13 @@ def token_stats(
         raise RuntimeError(
             f"{name}(): logits must be (..., classes) with a class, got {tuple(logits.shape)}"
         )
-    if target is not None and not targets_are_classes(name, logits, target, logits.dim() - 1):
-        raise RuntimeError(f"{name}(): target must be int64 or uint8, got {target.dtype}")
-    if target is not None and target.dim() == logits.dim():
-        target = target.reshape(())
+    if target is not None:
+        check_classes(name, logits, target, logits.dim() - 1)
+        if target.dim() == logits.dim():
+            target = target.reshape(())
     count = check_top_k(name, top_k, logits.shape[-1])
-    return library.token_stats(logits, target, count, check_temperature(name, temperature))
+    divisor = check_temperature(name, temperature, logits.dtype)
+    return library.token_stats(logits, target, count, divisor)
 
 
 def check_top_k(name: str, top_k: Any, classes: int | None = None) -> int:

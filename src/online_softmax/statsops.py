@@ -140,7 +140,8 @@ def made_of(
         log_p: the logarithms of their probabilities.
     """
     p = log_p.exp()
-    entropy = -(p * torch.where(p == 0, 0.0, log_p)).sum(-1)  # 0 log 0 is 0
+    # 0 log 0 is 0, and 0 less it is no -0.
+    entropy = 0.0 - (p * torch.where(p == 0, 0.0, log_p)).sum(-1)
     log_prob = rank = top_log_probs = top_indices = None
     if target is not None:
         log_prob, rank = _of_target(x.detach(), log_p, target)

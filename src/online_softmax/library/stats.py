@@ -23,6 +23,9 @@ from online_softmax.library.stats_traced import DIFFERENTIABLE
 from online_softmax.reference.ops import sum_dtype
 from online_softmax.rowops import is_batch
 
+# Not 0 in float32, where -inf times 0 is no number; times this finite logits are next to nothing.
+LEAST_SCALE = 2.0**-149
+
 
 class TokenStats(NamedTuple):
     """What `token_stats` says of each token; (...) is logits' shape without the classes.
@@ -50,7 +53,7 @@ class TokenStats(NamedTuple):
 
 def token_stats(x: Tensor, target: Tensor | None, top_k: int, temperature: float) -> TokenStats:
     """Arguments as for the public function, checked, of any kind of tensor."""
-    scale = 1.0 / temperature
+    scale = max(1.0 / temperature, LEAST_SCALE)
     target = None if target is None else target.to(torch.int64)
     is_compiling = torch.compiler.is_compiling()
     if not is_compiling and (functorch_active() or is_forward_mode()):

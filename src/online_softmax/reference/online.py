@@ -80,7 +80,8 @@ class State(NamedTuple):
 
         Raises:
             TypeError: x is not a tensor.
-            NotImplementedError: x is of another dtype; as in torch, convert integers first.
+            NotImplementedError: x is of another dtype (as in torch, convert integers first), or
+                not dense.
             IndexError: dim is out of range.
         """
         return of(x, dim)
@@ -118,7 +119,7 @@ class State(NamedTuple):
             >>> State.of(row).softmax(row[2:])
             tensor([0.0024, 0.9793])
         """
-        return prob(x, self, dim).to(x.dtype)
+        return prob(widen(x, "State.softmax"), self, dim).to(x.dtype)
 
 
 def empty(
@@ -212,12 +213,20 @@ def widen(x: Tensor, caller: str) -> Tensor:
     """x in the dtype of its state."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{caller}(): x must be a Tensor, got {type(x).__name__}")
+    if x.layout is not torch.strided or x.is_nested:
+        raise not_dense(f"{caller}(): x", x)
     if x.dtype not in STATE_DTYPE:
         wanted = ", ".join(str(dtype).removeprefix("torch.") for dtype in STATE_DTYPE)
         raise NotImplementedError(
             f"{caller}(): x must be one of {wanted}; got {x.dtype}: convert it first, x.float() say"
         )
     return x.to(STATE_DTYPE[x.dtype])
+
+
+def not_dense(what: str, x: Tensor) -> NotImplementedError:
+    """What to raise of a tensor that is sparse, of a library's own layout, or nested."""
+    kind = "a nested tensor" if x.is_nested else f"one of layout {x.layout}"
+    return NotImplementedError(f"{what} must be a dense tensor, got {kind}")
 
 
 def _beside(value: Tensor, x: Tensor, dim: int) -> Tensor:
@@ -235,7 +244,7 @@ def _beside(value: Tensor, x: Tensor, dim: int) -> Tensor:
 
 
 def check_alike(states: Sequence[State]) -> None:
-    """TypeError or RuntimeError if these are not states of one shape, dtype and device."""
+    """Raise if these are not states of dense tensors, of one shape, dtype and device."""
     if not states:
         raise TypeError("merge() takes at least one State")
     first = states[0]
@@ -243,15 +252,18 @@ def check_alike(states: Sequence[State]) -> None:
         if not isinstance(state, State):
             kind = type(state).__name__
             raise TypeError(f"merge(): argument {position} must be a State, got {kind}")
-        for what in ("shape", "dtype", "device"):
-            wanted = getattr(first.m, what)
-            for value in (first.d, *state):
-                given = getattr(value, what)
+        for value in state:
+            if value.layout is not torch.strided or value.is_nested:
+                raise not_dense(f"merge(): m and d of argument {position}", value)
+            if value is first.m:
+                continue
+            for what in ("shape", "dtype", "device"):
+                wanted, given = getattr(first.m, what), getattr(value, what)
                 if given != wanted:
                     raise RuntimeError(
                         "merge(): states must have one shape, dtype and device, m and d alike; "
-                        f"argument 1 has {what} {_plain(wanted)}, argument "
-                        f"{1 if value is first.d else position} has {_plain(given)}"
+                        f"argument 1 has {what} {_plain(wanted)}, argument {position} has "
+                        f"{_plain(given)}"
                     )
 
 

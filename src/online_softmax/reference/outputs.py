@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from online_softmax.reference import online
-from online_softmax.reference.online import STATE_DTYPE, State, weight
+from online_softmax.reference.online import STATE_DTYPE, State, not_dense, weight
 from online_softmax.reference.ops import is_autocast
 
 LOG = {"e": 1.0, "2": math.log(2.0)}  # by base: the natural logarithm of it
@@ -69,11 +69,15 @@ class OutputState(NamedTuple):
             x: (..., rows, keys), or (keys,); float16, bfloat16, float32 or float64.
             v: (..., keys, dim), of x's dtype; its leading dimensions broadcast with x's.
 
-        Raises what `State.of` raises, and torch's RuntimeError if the shapes do not match.
+        Raises what `State.of` raises, of v too, and RuntimeError if shapes or devices do not match.
         """
-        m, terms = online.maximum_and_terms(online.widen(x, "OutputState.of"))
+        wide = online.widen(x, "OutputState.of")
+        check_vectors(x, v)
+        m, terms = online.maximum_and_terms(wide)
         with without_autocast(x.device.type):
-            return cls(m, terms.sum(-1), terms @ v.to(m.dtype))
+            d, o = terms.sum(-1), terms @ v.to(m.dtype)
+        rows = o.shape[:-1]  # v may have leading dimensions that x has not
+        return cls(m, d, o) if m.shape == rows else cls(m.expand(rows), d.expand(rows), o)
 
     def merge(self, *others: OutputState) -> OutputState:
         """The state of all the parts together; any number of them, in any order.
@@ -169,6 +173,27 @@ def _kind(state: object) -> str:
     return type(state).__name__
 
 
+def check_vectors(x: Tensor, v: Tensor) -> None:
+    """Raise what `OutputState.of` says it raises, of v."""
+    where = "OutputState.of(): v"
+    if not isinstance(v, Tensor):
+        raise TypeError(f"{where} must be a Tensor, got {_kind(v)}")
+    if v.layout is not torch.strided or v.is_nested:
+        raise not_dense(where, v)
+    if v.dtype not in STATE_DTYPE:
+        wanted = ", ".join(str(dtype).removeprefix("torch.") for dtype in STATE_DTYPE)
+        raise NotImplementedError(f"{where} must be one of {wanted}; got {v.dtype}")
+    if v.device != x.device:
+        raise RuntimeError(f"{where} must be on {x.device} like x, got {v.device}")
+    fits = x.dim() > 0 and v.dim() > 1 and x.shape[-1] == v.shape[-2]
+    leading = zip(reversed(x.shape[:-2]), reversed(v.shape[:-2]), strict=False)
+    if not fits or not all(a == b or 1 in (a, b) for a, b in leading):
+        raise RuntimeError(
+            "OutputState.of(): x (..., rows, keys) and v (..., keys, dim) must have as many keys, "
+            f"and other dimensions that broadcast, got {tuple(x.shape)} and {tuple(v.shape)}"
+        )
+
+
 def check_states(states: Sequence[State | OutputState]) -> None:
     """Raise what `online_softmax.merge` says it raises."""
     for position, state in enumerate(states, 1):
@@ -184,6 +209,10 @@ def check_states(states: Sequence[State | OutputState]) -> None:
     first = states[0]
     if isinstance(first, State):
         return
+    for position, part in enumerate(states, 1):
+        o = part.o  # type: ignore[union-attr]
+        if o.layout is not torch.strided or o.is_nested:
+            raise not_dense(f"merge(): o of argument {position}", o)
     shape, dtype, device = (*first.m.shape, *first.o.shape[-1:]), first.m.dtype, first.m.device
     for position, part in enumerate(states, 1):
         given = part.o  # type: ignore[union-attr]
@@ -207,6 +236,8 @@ def check_pairs(pairs: Sequence[tuple[Tensor, Tensor]], base: str) -> None:
         for each in pair:
             if not isinstance(each, Tensor):
                 raise TypeError(f"{where} must hold two Tensors, got {_kind(each)}")
+            if each.layout is not torch.strided or each.is_nested:
+                raise not_dense(f"{where}: {'out' if each is pair[0] else 'lse'}", each)
         out, lse = pair
         if out.dtype not in STATE_DTYPE or lse.dtype not in STATE_DTYPE.values():
             raise RuntimeError(
@@ -219,7 +250,7 @@ def check_pairs(pairs: Sequence[tuple[Tensor, Tensor]], base: str) -> None:
                 f"{tuple(out.shape)}, lse {tuple(lse.shape)}"
             )
         first = pairs[0]
-        if any(
+        if position > 1 and any(
             a.shape != b.shape or a.dtype != b.dtype or a.device != b.device
             for a, b in zip(pair, first, strict=True)
         ):
