@@ -37,7 +37,7 @@ COMMANDS = {
     "info": "info",
     "list": "bench softmax --grid small --list",
     "operations": "bench --list",
-    "run": "bench softmax --cells 3x40 --dtype fp32 --seconds 0.7",
+    "run": "bench softmax --cells 3x40 --dtype fp32 --seconds 1.5",
     "kept": "bench --from old.jsonl",
     "compare": "bench --compare old.jsonl new.jsonl",
     "report": "report host.jsonl -o host.html",
