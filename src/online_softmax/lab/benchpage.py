@@ -122,11 +122,12 @@ def _folded(make: Callable[[Sequence[Row]], Table], rows: Sequence[Row]) -> list
 def sections(parts: Sequence[Part], is_page: bool = False) -> dict[str, list[Table]]:
     """Everything that stored parts say, by section; the verdicts last, where a terminal shows them.
 
-    A page has of the small cells those with every rival alone, and no rankings of cuts: its readers
-    have the files too. What is long it keeps shut, operation by operation, under a summary.
+    Lines of cuts that no longer run are left out (goals.today). A page has of the small cells those
+    with every rival alone, and no rankings of cuts: its readers have the files too. What is long it
+    keeps shut, operation by operation, under a summary.
     """
     parts = [doubted(part) for part in parts]
-    every = benchtable.ordered(benchfile.latest(parts))
+    every = benchtable.ordered(map(goals.today, benchfile.latest(parts)))
     rows = [row for row in every if not row.cell.is_fused]
     tuned = [other for part in parts for other in part.others if other["kind"] == "tuning"]
     prices = tune.prices(tuned)
