@@ -80,6 +80,9 @@ def test_a_time_that_is_gone_is_a_regression_and_a_doubted_one_is_not_compared()
     assert verdicts(run(old), run(doubted)) == {"ours": "doubted"}
     throttled = row(1024, entry("ours", 200.0), clocks={"reasons": ("power brake",)})
     assert verdicts(run(old), run(throttled)) == {"ours": "doubted"}
+    warm = row(1024, entry("ours", 200.0, gbs=9000.0), is_cold_l2=True)  # stored without a doubt
+    h200 = replace(HEADER, device="NVIDIA H200")
+    assert verdicts(run(old), [Part(h200, (warm,))]) == {"ours": "doubted"}
 
 
 def test_the_last_measurement_counts_and_what_one_run_has_alone_is_counted():

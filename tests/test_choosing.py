@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from online_softmax import rowchoice, rowplan
+from online_softmax.lab import benchfile, benchpage, goals
+from online_softmax.lab.reportdata import Report
+from online_softmax.lab.reportread import Stored
 from online_softmax.plan import Problem
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -175,6 +179,26 @@ def test_the_other_cut_is_taken_where_it_was_sooner() -> None:
     assert len(shares[True]) > 60
     assert max(shares[True]) < 1.01
     assert all(share > 1.01 for share in shares[False])
+
+
+def test_no_table_counts_a_cut_that_no_longer_runs() -> None:
+    """Neither the page's nor a report's; and the page says how many were stored."""
+    parts = benchfile.read([ROWS])
+    stored = [row for row in benchfile.latest(parts) if row.entry(goals.NOT_INVARIANT)]
+    given_up = [row for row in stored if not goals.has_other_cut(row.cell)]
+    page = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
+    told = re.search(r"(\w+) stored ones of 8 and 16 rows past 163,840 columns", page)
+    assert told
+    assert {"seven": 7, "eight": 8, "nine": 9}[told[1]] == len(given_up)
+    assert {row.rows for row in given_up} == {8, 16}
+    assert min(row.cols for row in given_up) > 163840
+    (few,) = benchpage.sections(parts, is_page=True)["few"]
+    counted = sum(int(line[2]) for line in few.rows if line[1] == goals.NOT_INVARIANT)
+    left = [row for row in stored if row not in given_up]
+    assert counted == len(goals.few(left, goals.NOT_INVARIANT)) > 0
+    assert len(goals.few(given_up, goals.NOT_INVARIANT)) > 0
+    shown = [row for row in Report(Stored(parts=tuple(parts))).every if row in given_up]
+    assert shown == []
 
 
 def test_a_step_is_seen_where_it_is_wrong() -> None:

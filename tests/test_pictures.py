@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,25 @@ def test_counters_stand_beside_what_is_asked_for():
         asked = [float(mark.get_xdata()[0]) for mark in axes.lines]
         assert asked == [4 * line.reads_predicted for line in lines if line.reads_predicted]
     assert said(figure).count(lessonplot.CANNOT) == 1  # v3's rows end at 32,768 columns
+
+
+def test_only_what_did_not_run_for_a_reason_cannot():
+    """What was wrong, not timed or not counted has no figure, and may well be able to run."""
+    lost = [
+        replace(run, results=tuple(replace(r, of_copy=None, ok=False) if r.name == "safe" else r
+                                   for r in run.results))
+        for run in runs()
+    ]  # fmt: skip
+    on_it = said(lessonplot.climb(lost, "v3_register_cache"))
+    assert on_it.count(lessonplot.CANNOT) == 2
+    assert on_it.count(lessonplot.NONE) == 4  # a panel a shape
+    first = counted()[0]
+    bare = tuple(
+        replace(each, counters={}) if each.name == "safe" else each for each in first.lines
+    )
+    on_it = said(lessonplot.traffic([replace(first, lines=bare), *counted()[1:]]))
+    assert on_it.count(lessonplot.CANNOT) == 1
+    assert on_it.count(lessonplot.NONE) == 1
 
 
 def test_memory_that_is_drawn_is_that_of_the_file():

@@ -35,12 +35,16 @@ QUICK_REPLAYS = 3  # to rank block sizes
 
 @dataclass(frozen=True)
 class Timing:
-    """Microseconds a call: median of the rounds' medians; 20th, 80th percentile of all replays."""
+    """Microseconds a call: median of the rounds' medians; 20th, 80th percentile of all replays.
+
+    `median_us` is the figure that counts. By a CPU's clock (cpuclock.py) it is the least of all
+    calls, below the 20th percentile, and a round's figure is the least of the round.
+    """
 
     median_us: float
     p20_us: float
     p80_us: float
-    rounds_us: tuple[float, ...] = ()  # the median of each round
+    rounds_us: tuple[float, ...] = ()  # the figure of each round
     block: int = 0  # threads a block of the best variant
     every: dict[int, float] = field(default_factory=dict)  # block -> quick median, all tried
     refused: str = ""  # why there is no time

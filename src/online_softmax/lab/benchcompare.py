@@ -16,6 +16,7 @@ from typing import Any
 from online_softmax.lab import benchfile, benchtable, goals, results
 from online_softmax.lab.benchfile import Part
 from online_softmax.lab.benchtable import Table
+from online_softmax.lab.marks import doubted
 
 FLOOR = goals.NOISE - 1
 SLOWER, FASTER, SAME, LOST, DOUBTED = "slower", "faster", "same", "no time now", "doubted"
@@ -75,7 +76,7 @@ class Compared:
 
 def times(parts: Iterable[Part]) -> Times:
     """Every time of stored runs, each cell as measured last."""
-    parts = list(parts)
+    parts = [doubted(part) for part in parts]
     found: Times = {}
     for row in benchfile.latest(parts):
         order = "" if row.values == "normal" else f", {row.values}"

@@ -23,7 +23,11 @@ WHAT = "bench"  # a header says so, to be told from a ladder's
 
 @dataclass(frozen=True)
 class Entry:
-    """One contender in one cell. None: not known; without a time, `why` says why."""
+    """One contender in one cell. None: not known; without a time, `why` says why.
+
+    `median_us` is the figure that counts: the median of the rounds' medians; where `clock` is
+    "host", a CPU's, the least of all calls, so that it lies below `p20_us`.
+    """
 
     name: str
     kind: str  # "ceiling", "ours" or "rival"
@@ -32,15 +36,15 @@ class Entry:
     share_max: float | None = None  # the same over the size of its row: opjudge.size
     share_mean: float | None = None  # its mean over all elements compared
     why: str = ""  # what is wrong, or why it did not run, or why no graph held it
-    clock: str = ""  # of the times: "graph"; "do_bench" where no graph held the call
-    median_us: float | None = None  # a call
+    clock: str = ""  # of the times: "graph"; "do_bench" where no graph held the call; "host"
+    median_us: float | None = None  # a call: the figure that counts
     p20_us: float | None = None
     p80_us: float | None = None
-    rounds_us: tuple[float, ...] = ()  # the median of each interleaved round
+    rounds_us: tuple[float, ...] = ()  # the figure of each interleaved round
     do_bench_us: float | None = None  # a second figure: triton.testing.do_bench, median
-    gbs: float | None = None  # ideal bytes over the median, GB/s
-    tflops: float | None = None  # of operations whose limit is products: those over the median
-    repeats_us: tuple[float, ...] = ()  # where the cell was measured again: the median of each time
+    gbs: float | None = None  # ideal bytes over median_us, GB/s
+    tflops: float | None = None  # of operations whose limit is products: those over median_us
+    repeats_us: tuple[float, ...] = ()  # where the cell was measured again: median_us of each time
     doubt: str = ""  # why the time is not to be believed (doubts.py)
 
     @property

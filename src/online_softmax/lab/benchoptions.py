@@ -19,10 +19,10 @@ merge (of parts of the keys), linear_cross_entropy, as their public functions; \
 logsumexp_backward; softmax_outer, log_softmax_outer, logsumexp_outer (along a dim that is not \
 the last); softmax_fp8. Every contender is compared with float64 first: what is wrong gets no \
 time. Rivals other than torch are timed where the grid asks for them; one \
-that refuses is a row with its reason. Behind a time, ! says that it beats its limit, or that the \
-clock was throttled: it is counted nowhere. Without a GPU the CPU is timed, on small fixed sizes: \
-calls repeat until 22 seconds are used, at most 8 of them in a cell, and the least counts; ~ says \
-that its rounds are far apart.
+that refuses is a row with its reason. Behind a time, ! says that it beats its limit: it is \
+counted nowhere. A cell whose clock was throttled is listed, and counts. Without a GPU the CPU is \
+timed, on small fixed sizes: calls repeat until 22 seconds are used, at most 8 of them in a cell, \
+and the least counts; ~ says that its rounds are far apart.
 
 \b
 Examples:

@@ -31,6 +31,7 @@ from online_softmax.lab import (
 from online_softmax.lab.benchfile import Entry, Part, Row
 from online_softmax.lab.benchtable import NONE, Table
 from online_softmax.lab.grid import Cell
+from online_softmax.lab.marks import doubted
 from online_softmax.lab.moresizes import MORE_OPS
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # of a terminal, in an error's text
@@ -80,7 +81,8 @@ def refusals_table(rows: Sequence[Row]) -> Table:
 
 def doubts_table(rows: Sequence[Row]) -> Table:
     """Times that are not to be believed, and why."""
-    return _reasons("Times to doubt: past a limit, or of a throttled clock", doubts.lines(rows))
+    title = "Times to doubt, past a limit; and cells of a throttled clock"
+    return _reasons(title, doubts.lines(rows))
 
 
 def _reasons(title: str, given: Iterable[tuple[Row, str, str]]) -> Table:
@@ -121,10 +123,12 @@ def _folded(make: Callable[[Sequence[Row]], Table], rows: Sequence[Row]) -> list
 def sections(parts: Sequence[Part], is_page: bool = False) -> dict[str, list[Table]]:
     """Everything that stored parts say, by section; the verdicts last, where a terminal shows them.
 
-    A page has of the small cells those with every rival alone, and no rankings of cuts: its readers
-    have the files too. What is long it keeps shut, operation by operation, under a summary.
+    Lines of cuts that no longer run are left out (goals.today). A page has of the small cells those
+    with every rival alone, and no rankings of cuts: its readers have the files too. What is long it
+    keeps shut, operation by operation, under a summary.
     """
-    every = benchtable.ordered(benchfile.latest(parts))
+    parts = [doubted(part) for part in parts]
+    every = benchtable.ordered(map(goals.today, benchfile.latest(parts)))
     rows = [row for row in every if not row.cell.is_fused]
     others = [other for part in parts for other in part.others]
     tuned = [other for other in others if other["kind"] == "tuning"]
@@ -179,7 +183,7 @@ def render(parts: Sequence[Part], console: Console) -> None:
 
 def marks(parts: Sequence[Part]) -> list[str]:
     """What the marks in the tables mean, a line each."""
-    rows = [row for part in parts for row in part.rows]
+    rows = [row for part in map(doubted, parts) for row in part.rows]
     every = [(entry.clock, entry.rounds_us) for row in rows for entry in row.entries]
     linear = [line for part in parts for line in part.others if line["kind"] == "linear"]
     apart = [doubts.is_apart(*each) for each in every]
@@ -188,7 +192,8 @@ def marks(parts: Sequence[Part]) -> list[str]:
     by_other = any(clock == "do_bench" for clock, _ in every)
     star = " *: no graph held it; by do_bench, both." if by_other else ""
     found = [f"x RIVAL: times as fast.{star}"] if rows else []
-    if any(doubts.lines(rows)) or any(beaten):
+    doubt = any(entry.doubt for row in rows for entry in row.entries)
+    if doubt or any(beaten):
         found.append(f"{doubts.MARK}: not to be believed, and counted nowhere.")
     if any(apart):
         found.append(

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from online_softmax import batch_invariant, jit, rowchoice, rowops
+from online_softmax import batch_invariant, jit, rowops
 from online_softmax.lab import (
     attentioncontenders,
     ceilings,
+    goals,
     linearcells,
     losscontenders,
     mergecontenders,
@@ -30,7 +31,7 @@ from online_softmax.lab.inputs import BadInput
 from online_softmax.lab.moresizes import MORE_OPS
 from online_softmax.lab.refusal import Refusal
 from online_softmax.lab.rotation import Call
-from online_softmax.plan import DEFAULT_ARCH, Problem
+from online_softmax.plan import DEFAULT_ARCH
 
 # ---- the ceiling and ours
 
@@ -83,15 +84,14 @@ def _ours_not_invariant(op: str) -> Call:
 # Lines of ours, each under a setting of its own: judged and timed alike, with a column each.
 OURS: dict[str, Callable[[str], Call]] = {
     "ours": _ours,
-    "ours, not batch invariant": _ours_not_invariant,
+    goals.NOT_INVARIANT: _ours_not_invariant,
 }
 
 
 def _ours_in(cell: Cell) -> list[str]:
     """The lines of ours that a cell has: the second where it runs another cut."""
     arch = jit.device_arch() if torch.cuda.is_available() else DEFAULT_ARCH
-    problem = Problem(cell.rows, cell.cols, cell.dtype, arch=arch)
-    return list(OURS) if rowchoice.few(cell.op, problem) else ["ours"]
+    return list(OURS) if goals.has_other_cut(cell, arch) else ["ours"]
 
 
 # ---- rivals

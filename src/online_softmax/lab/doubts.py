@@ -1,9 +1,10 @@
-"""Which times are not to be believed: those that beat a limit, and those of a throttled clock.
+"""Which times are not to be believed, those that beat a limit; and which are of a throttled clock.
 
 A time that beats what memory or the tensor cores allow is the time of something else: of a launch
 that nobody waited for, of a cache that the call before had filled, of work left out. It is kept, is
-marked wherever it is shown, and no comparison counts it. A time of a CPU whose rounds are far apart
-is marked too, and counts: the least of them is the best that is known.
+marked wherever it is shown, and no comparison counts it. A cell whose clock was throttled is listed
+and counts, but where two runs are compared. A time of a CPU whose rounds are far apart is marked
+too, and counts: the least of them is the best that is known.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from online_softmax.lab.fusedsizes import MERGE, parsed
 if TYPE_CHECKING:
     from online_softmax.lab.benchfile import Entry, Row
 
-# Of the ceiling measured beside it. In 2,457 stored cells of an H200 nothing passed 1.016 times.
+# Of the ceiling measured beside it. Of what is stored of H200s nothing passed 1.016 times.
 CEILING_TIMES = 1.05
 # Of the datasheet's bandwidth, for tensors that stay in the L2: no L2 is so many times as fast.
 L2_TIMES = 5.0

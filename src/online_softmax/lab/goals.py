@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from online_softmax import rowchoice
 from online_softmax.lab.benchfile import Entry, Row
 from online_softmax.lab.doubts import HOST
 from online_softmax.lab.grid import ITEM_BYTES, Cell
-from online_softmax.plan import VECTOR_BYTES
+from online_softmax.plan import DEFAULT_ARCH, VECTOR_BYTES, Problem
 
 CLUSTER_BYTES = (
     16 * 227 * 2**10
@@ -46,6 +47,7 @@ NOISE = 1.02  # slower than this times the fastest rival, and by more than the s
 FEW_ROWS, FEW_ROWS_COLS = 16, 32000  # at most, at least
 EXACT = 2**-23  # an error may be torch's and this more, both of the size of their row
 LONG_COLS = 131072  # rows of more columns are long
+NOT_INVARIANT = "ours, not batch invariant"  # a line of ours: under batch_invariant(False)
 RAGGED, LONG, REST = "Ragged columns", f"Rows of more than {LONG_COLS:,} columns", "The rest"
 KINDS = (RAGGED, LONG, REST)  # of cells that fall short
 FEW_ROWS_SLOWER = 1.10  # the most that one cell of few rows may take beside the fastest rival
@@ -159,6 +161,20 @@ def below_goal(rows: Sequence[Row]) -> list[tuple[Row, float, float]]:
         if share is not None and wanted is not None and share < wanted:
             found.append((row, share, wanted))
     return found
+
+
+def has_other_cut(cell: Cell, arch: str = DEFAULT_ARCH) -> bool:
+    """Whether ours runs another cut where batch invariance was given up."""
+    problem = Problem(cell.rows, cell.cols, cell.dtype, arch=arch)
+    return rowchoice.few(cell.op, problem) is not None
+
+
+def today(row: Row) -> Row:
+    """A stored row without the line of a cut that no longer runs: what gives batch invariance up
+    takes other cuts in fewer cells than it did."""
+    if row.entry(NOT_INVARIANT) is None or has_other_cut(row.cell):
+        return row
+    return replace(row, entries=tuple(e for e in row.entries if e.name != NOT_INVARIANT))
 
 
 def few(rows: Iterable[Row], name: str = "ours") -> list[Beside]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 DTYPE = "float32"  # of the runs that are drawn
 BEFORE = {"cuda": "#A9CBE3", "triton": "#F4D28C"}  # rungs of earlier lessons, paler
 DRAM, L2 = "#0072B2", "#56B4E9"
-CANNOT = "cannot"
+CANNOT, NONE = "cannot", "—"  # of what says why it did not run; of what has no figure
 LONG = 70  # per cent: a bar that has room for its figure
 LINES = {
     "ours": ("#0072B2", "o"),
@@ -91,9 +91,12 @@ def _bar(axes: Axes, y: int, result: Result | None, is_new: bool) -> None:
     if result is not None and share is not None:
         pale = BEFORE.get(result.backend, "#C4C4C4")
         axes.barh(y, share, 0.7, color=plot.COLOURS[result.backend] if is_new else pale, zorder=2)
-    text = CANNOT if share is None else f"{share:.0f}" if share >= 9.95 else f"{share:.1f}"
-    if share is not None and share < 0.05:
+    if share is None:
+        text = CANNOT if result and result.reasons else NONE
+    elif share < 0.05:
         text = "under 0.1"
+    else:
+        text = f"{share:.0f}" if share >= 9.95 else f"{share:.1f}"
     is_long = share is not None and share > LONG
     axes.annotate(
         text, (share or 0, y), (-5 if is_long else 5, 0), textcoords="offset points",
@@ -146,7 +149,8 @@ def _traffic(runs: Sequence[Profile]) -> Figure:
         for y, name in enumerate(names):
             line = found.get(name)
             if line is None or not line.counters:
-                axes.annotate(CANNOT, (0, y), (5, 0), textcoords="offset points", va="center",
+                text = CANNOT if line and line.reasons else NONE
+                axes.annotate(text, (0, y), (5, 0), textcoords="offset points", va="center",
                               fontsize=9)  # fmt: skip
                 continue
             asked, l2, dram = _bytes(run, line)

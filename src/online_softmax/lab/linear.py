@@ -248,7 +248,7 @@ def measure(
     timed: Callable[[Calls], Times] | None = None,
 ) -> Line:
     """Check and time contenders, all or those named, as a line to keep. Who raises is told to
-    `failed`, which may raise too. Of rounds that `timed` gives, as on a CPU, the least counts."""
+    `failed`, which may raise too. Of a CPU's rounds, from `timed`, `median_us` is the least."""
     given = inputs(work, device)
     say("float64")
     wanted = exact(*given)

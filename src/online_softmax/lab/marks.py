@@ -1,8 +1,8 @@
 """What a reader of a report must know of a time: above its limit, impossible, throttled.
 
-What is not to be believed, `doubts` says, of stored rows anew where they do not say it themselves;
-a report does not draw it and counts it nowhere. A share a little above 100 % is a result, and its
-mark says how it can be. Pure functions of what is stored.
+What is not to be believed, `doubts` says, of stored rows anew: what they say themselves stands
+where it finds nothing. A report does not draw it and counts it nowhere. A share a little above
+100 % is a result, and its mark says how it can be. Pure functions of what is stored.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ def limits(device: str, runs: Iterable[Run] = ()) -> Limits:
 
 def doubted(part: Part, runs: Iterable[Run] = ()) -> Part:
     """A part whose times that are not to be believed say so, also where they did not when they
-    were stored."""
+    were stored; and why by what is known now, which may be more."""
     held = limits(part.header.device, runs)
 
     def again(row: Row) -> Row:
-        entries = (replace(e, doubt=e.doubt or doubts.why(e, row, held)) for e in row.entries)
+        entries = (replace(e, doubt=doubts.why(e, row, held) or e.doubt) for e in row.entries)
         return replace(row, entries=tuple(entries))
 
     return replace(part, rows=tuple(again(row) for row in part.rows))

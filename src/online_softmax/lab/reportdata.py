@@ -55,7 +55,7 @@ class Report:
     @cached_property
     def every(self) -> list[Row]:
         """Every cell once."""
-        return benchtable.ordered(benchfile.latest(self.parts))
+        return benchtable.ordered(map(goals.today, benchfile.latest(self.parts)))
 
     @cached_property
     def rows(self) -> list[Row]:
