@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from typer.testing import CliRunner
 
-from bench_kit import setting
+from bench_kit import HEADER, setting
 from online_softmax.lab import (
     attentioncontenders,
+    benchpage,
     cli,
     contenders,
     fusedcells,
@@ -22,7 +23,7 @@ from online_softmax.lab import (
     grid,
     opbench,
 )
-from online_softmax.lab.benchfile import Entry
+from online_softmax.lab.benchfile import Entry, Part, Row
 from online_softmax.lab.fusedsizes import FUSED_OPS, LINEAR, MERGE
 from online_softmax.lab.grid import Cell
 from online_softmax.lab.rotation import bound
@@ -137,3 +138,11 @@ def test_the_command_lists_them():
     done = CliRunner().invoke(cli.app, words)
     assert done.exit_code == 2
     assert "--values ascending is of operations on rows alone" in done.stderr
+
+
+@pytest.mark.parametrize("op", ["attention", "softmax"])
+def test_the_legend_is_of_the_tables_that_stand_there(op: str) -> None:
+    (cell, *_) = small(op) if op in SMALL else [Cell("softmax", "float32", 2, 8)]
+    row = Row(cell.op, cell.dtype, cell.rows, cell.cols, "normal", 8, sizes=cell.sizes)
+    said = " ".join(benchpage.marks([Part(HEADER, (row,))]))
+    assert ("x RIVAL" in said, "unit in the title" in said) == (op == "softmax", op != "softmax")

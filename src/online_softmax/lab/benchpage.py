@@ -191,7 +191,9 @@ def marks(parts: Sequence[Part]) -> list[str]:
     beaten = [lineartable.is_beaten(line, entry) for line in linear for entry in line["entries"]]
     by_other = any(clock == "do_bench" for clock, _ in every)
     star = " *: no graph held it; by do_bench, both." if by_other else ""
-    found = [f"x RIVAL: times as fast.{star}"] if rows else []
+    found = [f"x RIVAL: times as fast.{star}"] if any(not row.cell.is_fused for row in rows) else []
+    if any(row.cell.is_fused for row in rows):
+        found.append("A table with its unit in the title: a rival's column is its own speed in it.")
     doubt = any(entry.doubt for row in rows for entry in row.entries)
     if doubt or any(beaten):
         found.append(f"{doubts.MARK}: not to be believed, and counted nowhere.")
