@@ -7,12 +7,14 @@ stand in the commands.
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 import sys
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
@@ -223,7 +225,28 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # an ASCII terminal shows ?, the run goes on
     warnings.showwarning = lambda message, *_, **__: typer.echo(f"warning: {message}", err=True)
-    app(prog_name="online-softmax")
+    if sys.stdout is None:
+        _unwritten("it is closed")
+    try:
+        try:
+            app(prog_name="online-softmax")
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        if error.filename is not None or error.errno not in UNWRITTEN:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left goes nowhere
+        _unwritten(error.strerror or str(error))
+
+
+UNWRITTEN = (errno.ENOSPC, errno.EIO, errno.EBADF, errno.EDQUOT)
+
+
+def _unwritten(why: str) -> NoReturn:
+    """Leave with 2, not with the 1 that says that something is wrong or slower."""
+    if sys.stderr is not None:
+        print(f"error: standard output cannot be written: {why}", file=sys.stderr)  # noqa: T201
+    sys.exit(2)
 
 
 if __name__ == "__main__":
