@@ -124,3 +124,35 @@ def fill(folder: Path) -> Path:
     (folder / "other.json").write_text('{"a": 1}')
     (folder / "notes.log").write_text("not looked at")
     return folder
+
+
+# ---- lines to change
+
+FORMER = Path(__file__).parent / "data"  # files as commands wrote them that are no more
+FIGURES = {
+    "accuracy": STORED / "accuracy-rows.jsonl", "attention": FORMER / "former-attention.jsonl",
+    "fusion": STORED / "bench-fusion.jsonl", "host": STORED / "bench-host.jsonl",
+    "linear": STORED / "bench-linear.jsonl",
+}  # fmt: skip
+
+
+def stored(kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A header and a line of a kind, as they were stored."""
+    lines = map(json.loads, FIGURES[kind].read_text().splitlines())
+    head = next(lines)
+    return head, next(line for line in lines if line["kind"] == kind)
+
+
+def written(path: Path, *lines: dict[str, Any]) -> Path:
+    path.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    return path
+
+
+def put(line: dict[str, Any], *place: Any) -> dict[str, Any]:
+    """The line with another value, the last of `place`, where the others lead to."""
+    *way, name, value = place
+    at: Any = line
+    for each in way:
+        at = at[each]
+    at[name] = value
+    return line

@@ -51,7 +51,7 @@ def stored(tmp_path: Path) -> Path:
         ("", "is empty"),
         ("\n\n", "is empty"),
         ("no json\n", "is no JSON"),
-        ("[1]\n", "is no JSON"),
+        ("[1]\n", "is JSON but holds no results"),
         ('{"a": 1}\n', "holds no results"),
         (bench_text(), "nothing was measured in"),
         (bench_text(*rows()[:1]).split("\n", 1)[1], "has no header before it"),

@@ -25,7 +25,19 @@ from online_softmax.lab import (
 from online_softmax.lab.reportdata import Report
 from online_softmax.lab.results import save
 from online_softmax.lab.storedlines import text_of
-from report_kit import CELL, STORED, bench_text, cell_row, climb, entry, report_of, rows
+from report_kit import (
+    CELL,
+    FORMER,
+    bench_text,
+    cell_row,
+    climb,
+    entry,
+    put,
+    report_of,
+    rows,
+    stored,
+    written,
+)
 
 pytest.importorskip("plotly", reason="the page needs plotly (the extra lab)")
 
@@ -85,35 +97,6 @@ def test_no_word_of_a_file_is_markup(tmp_path: Path):
 
 # ---- lines that are not of their kind
 
-FORMER = Path(__file__).parent / "data"  # files as commands wrote them that are no more
-FIGURES = {
-    "accuracy": STORED / "accuracy-rows.jsonl", "attention": FORMER / "former-attention.jsonl",
-    "fusion": STORED / "bench-fusion.jsonl", "host": STORED / "bench-host.jsonl",
-    "linear": STORED / "bench-linear.jsonl",
-}  # fmt: skip
-
-
-def stored(kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A header and a line of a kind, as they were stored."""
-    lines = map(json.loads, FIGURES[kind].read_text().splitlines())
-    head = next(lines)
-    return head, next(line for line in lines if line["kind"] == kind)
-
-
-def written(path: Path, *lines: dict[str, Any]) -> Path:
-    path.write_text("".join(json.dumps(each) + "\n" for each in lines))
-    return path
-
-
-def put(line: dict[str, Any], *place: Any) -> dict[str, Any]:
-    """The line with another value, the last of `place`, where the others lead to."""
-    *way, name, value = place
-    at: Any = line
-    for each in way:
-        at = at[each]
-    at[name] = value
-    return line
-
 
 @pytest.mark.parametrize(
     ("kind", "place", "said"),
@@ -124,6 +107,14 @@ def put(line: dict[str, Any], *place: Any) -> dict[str, Any]:
         ("attention", ("rates", None), "rates is None there, where an object"),
         ("attention", ("rounds_ms", {"ours": [[]]}), "rounds_ms.ours[0] is [] there"),
         ("fusion", ("entries", 0, "median_us", -1), "entries[0].median_us is -1 there"),
+        (
+            "fusion",
+            ("entries", 0, "median_us", 0),
+            "entries[0].median_us is 0 there, where a number a",
+        ),
+        ("host", ("calls", 1, "median_us", 0.0), "calls[1].median_us is 0.0 there"),
+        ("linear", ("entries", 0, "median_us", 0.0), "entries[0].median_us is 0.0 there"),
+        ("linear", ("kind", 5), "kind is 5 there, where text"),
         ("host", ("calls", 1, "recorded", 1), "calls[1].recorded is 1 there, where true or false"),
         ("host", ("fresh", "x"), "fresh is 'x' there, where an object"),
         ("linear", ("entries", {}), "entries is {} there, where a list"),
@@ -153,10 +144,14 @@ def test_a_line_of_another_shape_is_refused(
         (("rows", 0), "a cell is 0 x 1024 there, where both are above 0"),
         (("cols", -5), "cols is -5 there"),
         (("dtype", "int8"), "dtype is 'int8' there, where bfloat16, float16, float32 are known"),
-        (("sizes", "parts=x"), "invalid literal for int()"),
+        (("sizes", "parts=x"), "sizes is 'parts=x' there, where names and whole"),
         (("entries", 0, "median_us", -1.0), "median_us is -1.0 there"),
         (("entries", 0, "rounds_us", ["x"]), "rounds_us is ['x'] there"),
         (("entries", 0, "median_us", True), "median_us is True there"),
+        (("entries", 0, "median_us", 0.0), "median_us is 0.0 there, where a number above 0"),
+        (("entries", None), "entries is None there, where a list"),
+        (("entries", [None]), "entries[0] is None there, where an object"),
+        (("entries", [{}]), "name is missing there"),
         (("clocks", {"reasons": [1]}), "clocks.reasons[0] is 1 there, where text"),
         (("spent", {"a": "x"}), "spent is {'a': 'x'} there"),
     ],
@@ -192,8 +187,12 @@ def test_a_machine_of_another_shape_is_refused(tmp_path: Path):
         (lambda of: of.update(date=5), "date is 5 there, where text"),
         (lambda of: of["rungs"].update(safe=[1]), "rungs.safe is [1] there, where an object"),
         (lambda of: of["rungs"]["safe"].update(time="x"), "rungs.safe.time is 'x' there"),
+        (
+            lambda of: of["rungs"]["safe"].update(time=0),
+            "time of safe is 0 there, where a number a",
+        ),
     ],
-    ids=["machine", "date", "rung", "time"],
+    ids=["machine", "date", "rung", "time", "none"],
 )
 def test_counters_of_another_shape_are_refused(
     change: Callable[[Any], Any], said: str, tmp_path: Path
@@ -215,9 +214,11 @@ def test_figures_that_lack_their_other_half(tmp_path: Path):
     assert "dtype is 'int8' there, where float32" in refusal("profile", "--from", path)
 
 
-def test_a_time_of_0_is_no_time_to_compare(tmp_path: Path):
+def test_a_time_of_0_that_is_doubted_is_no_time_to_compare(tmp_path: Path):
     row = cell_row(CELL)
-    none = replace(row, entries=tuple(replace(e, median_us=0.0) for e in row.entries[:2]))
+    why = "its time is not above 0"
+    entries = tuple(replace(e, median_us=0.0, doubt=why) for e in row.entries[:2])
+    none = replace(row, entries=entries)
     paths = [tmp_path / "old.jsonl", tmp_path / "new.jsonl"]
     for path, text in zip(paths, (bench_text(row), bench_text(none)), strict=True):
         path.write_text(text)
@@ -225,6 +226,7 @@ def test_a_time_of_0_is_no_time_to_compare(tmp_path: Path):
     assert {c.name: c.verdict for c in found.changes} == dict.fromkeys(
         ("ceiling", "ours"), benchcompare.LOST
     )
+    assert {c.why for c in found.changes} == {why}
     back = benchcompare.compare(*(benchcompare.times(benchfile.read([p])) for p in paths[::-1]))
     assert {c.verdict for c in back.changes} == {benchcompare.SAME}
 

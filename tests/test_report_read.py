@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from cli_kit import refusal
-from online_softmax.lab import reportread
+from online_softmax.lab import htmlreport, reportread
+from online_softmax.lab.report import stored_bench
 from online_softmax.lab.reportdata import Report
 from report_kit import STORED, bench_text, climb, fill, rows
 
@@ -30,8 +31,18 @@ def test_reads_files_and_folders(stored: Path):
 def test_a_torn_last_line_is_passed_over(tmp_path: Path):
     path = tmp_path / "run.jsonl"
     path.write_text(bench_text(*rows()[:3])[:-200])
-    (part,) = reportread.read([path]).parts
-    assert len(part.rows) == 2
+    found = reportread.read([path])
+    assert len(found.parts[0].rows) == 2
+    assert found.passed == ("run.jsonl ends within a line, which is passed over",)
+    assert found.passed[0] in htmlreport.page(Report(found))
+    path.write_text(bench_text(*rows()[:3]))
+    assert not reportread.read([path]).passed
+
+
+def test_a_torn_last_line_is_said_where_a_page_is_drawn_again(tmp_path: Path):
+    (tmp_path / "bench-a.jsonl").write_text(bench_text(*rows()[:3])[:-200])
+    with pytest.warns(UserWarning, match=r"bench-a.jsonl ends within a line, which is passed over"):
+        assert len(stored_bench(tmp_path)[0].rows) == 2
 
 
 def test_reads_what_profile_keeps(tmp_path: Path):

@@ -18,6 +18,7 @@ from online_softmax.lab.grid import ITEM_BYTES, Cell
 from online_softmax.lab.inputs import BadInput
 
 FORMAT = 1
+TORN = "ends within a line, which is passed over"
 WHAT = "bench"  # a header says so, to be told from a ladder's
 
 
@@ -136,20 +137,24 @@ def parse(text: str, name: str) -> list[Part]:
     """
     parts: list[tuple[Header, list[Row], list[dict[str, Any]]]] = []
     try:
-        for raw in text[: text.rfind("\n") + 1].splitlines():
-            values = storedlines.loads(raw)
-            storedlines.check(values)
+        for values in storedlines.objects_by_line(text[: text.rfind("\n") + 1]):
             if values["kind"] == "header":
-                if values["what"] != WHAT:
-                    raise ValueError(f"it holds {values['what']!r}")
+                if values.get("what") != WHAT:
+                    raise ValueError(f"it is of `{values.get('what', 'ladder')}`")
+                storedlines.must_be_format(values, FORMAT, WHAT)
                 parts.append((results.record(Header, values), [], []))
+            elif not parts:
+                raise ValueError(
+                    f"it begins with a line of kind {values['kind']!r} and has no header before it"
+                )
             elif values["kind"] == "cell":
                 parts[-1][1].append(_row(values))
             else:
                 parts[-1][2].append(values)
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        why = str(error) if type(error) is ValueError else repr(error)
-        raise BadInput(f"{name} holds no results of `bench --save`: {why}") from None
+    except storedlines.OtherFormatError as error:
+        raise BadInput(f"{name} {error}") from None
+    except ValueError as error:
+        raise BadInput(f"{name} holds no results of `bench --save`: {error}") from None
     if not parts:
         raise BadInput(f"{name} holds no results of `bench --save`: it has no whole line")
     return [Part(header, tuple(rows), tuple(others)) for header, rows, others in parts]
@@ -182,7 +187,7 @@ def read(paths: Iterable[Path], note: Callable[[str], None] = lambda text: None)
         except UnicodeDecodeError as error:
             raise BadInput(f"{path} is no text: {error}") from None
         if text and not text.endswith("\n"):
-            note(f"{path} ends within a line, which is passed over")
+            note(f"{path} {TORN}")
         parts += parse(text, str(path))
     return parts
 

@@ -70,7 +70,13 @@ def parsed(text: str) -> dict[str, int]:
 
 def check(op: str, text: str) -> None:
     """ValueError for sizes that are not those of an operation: one is missing, or not above 0."""
-    wanted, found = SIZES.get(op, ()), parsed(text)
+    wanted = SIZES.get(op, ())
+    try:
+        found = parsed(text)
+    except ValueError:
+        raise ValueError(
+            f"sizes is {text!r} there, where names and whole numbers are wanted, as parts=2"
+        ) from None
     if not all(found.get(name, 0) > 0 or (name == "causal" and name in found) for name in wanted):
         raise ValueError(f"sizes is {text!r} there, where {op} has {' and '.join(wanted)}")
 

@@ -4,6 +4,7 @@ results. `make readme` draws them all.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -73,7 +74,7 @@ def stored(folder: Path) -> Pictures:
     from online_softmax.lab import report
 
     parts = benchfile.read(
-        sorted([*folder.glob("bench-*.jsonl"), *folder.glob("attention-memory*")])
+        sorted([*folder.glob("bench-*.jsonl"), *folder.glob("attention-memory*")]), warnings.warn
     )
     counted = [run for path in sorted(folder.glob("ncu-*.json*")) for run in profilefile.read(path)]
     return of(report.stored(folder), parts, counted)

@@ -108,6 +108,8 @@ def read(path: str | Path) -> list[Profile]:
     """
     try:
         return _profiles(storedlines.objects(Path(path).read_text(encoding="utf-8"), "kernels"))
+    except storedlines.OtherFormatError as error:
+        raise ValueError(f"{path} {error}") from None
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         why = str(error) if type(error) is ValueError else "its lines are not those of a run"
         raise ValueError(f"{path} holds no results of `profile --save`: {why}") from None
@@ -121,10 +123,7 @@ def _profiles(objects: Iterable[Any]) -> list[Profile]:
         elif each["kind"] == "header":
             if each["what"] != WHAT:
                 raise ValueError(f"it is of `{each['what']}`")
-            if each["format"] != FORMAT:
-                raise ValueError(
-                    f"it is in format {each['format']}, and this version reads format {FORMAT}"
-                )
+            storedlines.must_be_format(each, FORMAT, WHAT)
             runs.append((_known(results.record(Header, each)), []))
         elif not runs:
             raise ValueError("no header comes first")
@@ -144,6 +143,7 @@ def _line(values: dict[str, Any]) -> Line:
     code = values.get("code")
     plain = {key: value for key, value in values.items() if key not in ("code", "figures")}
     line: Line = results.record(Line, plain)
+    _must_be_timed(line.name, line.counters)
     return Line(
         **{
             **vars(line),
@@ -151,6 +151,11 @@ def _line(values: dict[str, Any]) -> Line:
             "figures": tuple(results.record(Figures, each) for each in values.get("figures", ())),
         }
     )
+
+
+def _must_be_timed(name: str, counters: dict[str, float], time: str = "time_us") -> None:
+    if counters.get(time) == 0:
+        raise ValueError(f"{time} of {name} is 0 there, where {storedlines.TIME} is wanted")
 
 
 def _of_before(stored: dict[str, Any]) -> tuple[Header, list[Line]]:
@@ -164,6 +169,7 @@ def _of_before(stored: dict[str, Any]) -> tuple[Header, list[Line]]:
     )
     lines = []
     for name, figures in stored["rungs"].items():
+        _must_be_timed(name, figures, "time")
         counters = {("time_us" if key == "time" else key): v for key, v in figures.items()}
         record = KERNELS[name]
         lines.append(

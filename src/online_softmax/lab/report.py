@@ -10,6 +10,7 @@ import argparse
 import itertools
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -64,7 +65,7 @@ def stored(folder: Path = RESULTS) -> list[Run]:
 
 def stored_bench(folder: Path = RESULTS, kind: str = "bench") -> list[Part]:
     """Every stored run of `bench`; of `bench --tune` or `--accuracy`: "tuning", "accuracy"."""
-    return benchfile.read(sorted(folder.glob(f"{kind}-*.jsonl")))
+    return benchfile.read(sorted(folder.glob(f"{kind}-*.jsonl")), warnings.warn)
 
 
 def _escaped(line: Iterable[str]) -> list[str]:

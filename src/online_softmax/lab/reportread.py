@@ -34,7 +34,7 @@ class Stored:
     parts: tuple[Part, ...] = ()  # of bench
     traffic: tuple[Profile, ...] = ()  # bytes by the GPU's counters
     files: tuple[str, ...] = ()  # names of those that hold something
-    passed: tuple[str, ...] = ()  # sentences: of a folder, what was passed over and why
+    passed: tuple[str, ...] = ()  # sentences: what was passed over and why, a file or a line
 
     @property
     def is_empty(self) -> bool:
@@ -135,7 +135,8 @@ def _file(path: Path) -> Stored:
     text, name = _text(path), (path.name,)
     first = _first(text, path)
     if first.get("kind") == "header" and first.get("what") == benchfile.WHAT:
-        return Stored(parts=tuple(benchfile.parse(text, str(path))), files=name)
+        torn = () if text.endswith("\n") else (f"{path.name} {benchfile.TORN}",)
+        return Stored(parts=tuple(benchfile.parse(text, str(path))), files=name, passed=torn)
     if first.get("kind") == "header" and first.get("what") == profilefile.WHAT:
         return Stored(traffic=_profiles(path), files=name)
     if first.get("kind") == "header" or "header" in first:
@@ -166,6 +167,7 @@ def _first(text: str, path: Path) -> dict[str, Any]:
     """The object on the first line; or all of a file that is one object over many lines."""
     if not text.strip():
         raise BadInput(f"{path} is empty: {WANTED}")
+    is_json = False
     for part in (text.lstrip().split("\n", 1)[0], text):
         try:
             value = storedlines.loads(part)
@@ -175,7 +177,9 @@ def _first(text: str, path: Path) -> dict[str, Any]:
             raise BadInput(f"{path} holds no results: {error}") from None
         if isinstance(value, dict):
             return value
-    raise BadInput(f"{path} is no JSON: {WANTED}")
+        is_json = True
+    what = "is JSON but holds no results" if is_json else "is no JSON"
+    raise BadInput(f"{path} {what}: {WANTED}")
 
 
 def shown(path: Path) -> str:

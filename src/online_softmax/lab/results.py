@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from online_softmax.lab import storedlines
+from online_softmax.lab.storedlines import TIME
 
 FORMAT = 1
 
@@ -132,31 +133,21 @@ def read(path: str | Path) -> list[Run]:
         for line in lines:
             storedlines.check(line)
             if line["kind"] == "header":
-                _must_be_ours(line.get("format", FORMAT))
+                if "what" in line:
+                    raise ValueError(f"its lines are not those of a run but of `{line['what']}`")
+                storedlines.must_be_format(line, FORMAT, "ladder")
                 runs.append((record(Header, line), []))
             elif not runs:
                 raise ValueError("no header comes first")
             else:
                 figures = tuple(record(Figures, each) for each in line.get("figures", ()))
                 runs[-1][1].append(record(Result, {**line, "figures": figures}))
-    except _OtherFormatError as error:
+    except storedlines.OtherFormatError as error:
         raise ValueError(f"{path} {error}") from None
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         why = str(error) if type(error) is ValueError else "its lines are not those of a run"
         raise ValueError(f"{path} holds no results of `ladder --save`: {why}") from None
     return [Run(header, tuple(results)) for header, results in runs]
-
-
-class _OtherFormatError(ValueError):
-    """Results of `ladder --save` that this version cannot read; says of which format they are."""
-
-
-def _must_be_ours(number: object) -> None:
-    if number != FORMAT:
-        raise _OtherFormatError(
-            f"is in format {number} of `ladder --save`, and this version reads format {FORMAT} "
-            "alone: read it with the version of online-softmax that wrote it, or a newer one"
-        )
 
 
 def plain(value: Any) -> Any:
@@ -170,6 +161,7 @@ def plain(value: Any) -> Any:
     return value
 
 
+TIMES = ("median_us", "copy_us")  # that other figures are made of: none is 0
 _KINDS: dict[str, tuple[type, ...]] = {  # by how the annotations of the records begin
     "str": (str,),
     "bool": (bool,),
@@ -181,14 +173,22 @@ _KINDS: dict[str, tuple[type, ...]] = {  # by how the annotations of the records
 
 
 def record(cls: Any, values: dict[str, Any]) -> Any:
-    """A record from JSON: lists become tuples, names of a later format are passed over."""
+    """A record from JSON: lists become tuples, names of a later format are passed over.
+
+    Raises:
+        ValueError: a figure is missing, of another kind, or a time of 0 that no doubt stands by.
+    """
     kept = {}
     for each in fields(cls):
         if each.name in values:
             value = values[each.name]
             if not _fits(value, str(each.type)):
                 raise ValueError(f"{each.name} is {value!r} there, where {each.type} is wanted")
+            if each.name in TIMES and value == 0 and not values.get("doubt"):
+                raise ValueError(f"{each.name} is {value!r} there, where {TIME} is wanted")
             kept[each.name] = tuple(value) if isinstance(value, list) else value
+        elif each.default is MISSING and each.default_factory is MISSING:
+            raise ValueError(f"{each.name} is missing there")
     return cls(**kept)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,6 +16,7 @@ from online_softmax.lab import freshcost
 
 TEXT, FLAG = "text", "true or false"
 COUNT, NUMBER, DIFFERENCE = "a whole number from 0", "a number from 0", "a number"
+TIME = "a number above 0"
 MOST = 2**63  # of a whole number
 
 
@@ -34,9 +36,10 @@ class Named:
 
 # Shapes: one of the words above; a list of one shape for a list of such; an object of named
 # shapes, where a name that ends in "?" may be absent and others may be there.
+_KIND = {"kind": TEXT}
 _SIZE = {"dtype": TEXT, "rows": COUNT, "cols": COUNT}
 _ERRORS = {"ok": FLAG, "why": TEXT, "max": Maybe(NUMBER), "mean": Maybe(NUMBER)}
-_TIME = {"name": TEXT, "median_us?": Maybe(NUMBER)}
+_TIME = {"name": TEXT, "median_us?": Maybe(TIME)}
 _MEASURED = {
     **_TIME, "why": TEXT, "memory_bytes?": Maybe(COUNT), "loss_error?": Maybe(NUMBER),
     "dx_error?": Maybe(NUMBER), "dweight_error?": Maybe(NUMBER), "rounds_us?": [NUMBER],
@@ -56,14 +59,14 @@ _READING = {"sm_mhz?": Maybe(NUMBER), "temperature_c?": Maybe(NUMBER)}
 _CLOCKS = {"reasons?": [TEXT], "before?": _READING, "after?": _READING}
 SHAPES: dict[str, Any] = {  # by a line's kind
     "header": {"machine?": _MACHINE},
-    "cell": {"clocks?": _CLOCKS},
+    "cell": {"entries": [{}], "clocks?": _CLOCKS},
     "accuracy": {**_SIZE, "op": TEXT, "values": TEXT, "device": TEXT, "ours": _ERRORS,
                  "torch": _ERRORS},
     "fusion": {**_SIZE, "case": TEXT, "entries": [{**_TIME, "why": TEXT}]},
     "host": {**_SIZE, "op": TEXT, "calls": [_CALL], "pieces": [_PIECE], "fresh": _FRESH,
-             "override?": [{"name": TEXT, "way": TEXT, "median_us": NUMBER}]},
+             "override?": [{"name": TEXT, "way": TEXT, "median_us": TIME}]},
     "attention_step": {"step": TEXT, "head_dim": COUNT, "causal": FLAG, "why": TEXT, "tiles": TEXT,
-                       "tflops": Maybe(NUMBER), "over": Maybe(NUMBER), "median_us": Maybe(NUMBER)},
+                       "tflops": Maybe(NUMBER), "over": Maybe(NUMBER), "median_us": Maybe(TIME)},
     "attention_step_build": {"step": TEXT, "head_dim": COUNT, "causal": FLAG, "numbers": TEXT,
                              "arch": TEXT, "why?": TEXT},
     "linear": {"tokens": COUNT, "features": COUNT, "classes": COUNT, "dtype": TEXT, "device": TEXT,
@@ -78,6 +81,20 @@ _WHOLE = {**_RATES, "head_dim": COUNT, "causal": FLAG}
 COUNTED = {**_SIZE, "op?": TEXT, "date": TEXT}
 COUNTERS = Named(Maybe(NUMBER))
 BEFORE = {**COUNTED, "machine": {**_MACHINE, "gpu": TEXT}, "rungs": Named(COUNTERS)}
+
+
+class OtherFormatError(ValueError):
+    """Lines of a format that this version cannot read; says of which format they are."""
+
+
+def must_be_format(line: dict[str, Any], ours: int, command: str) -> None:
+    """OtherFormatError for a header of another format than ours; one that names none is of ours."""
+    number = line.get("format", ours)
+    if number != ours:
+        raise OtherFormatError(
+            f"is in format {number} of `{command} --save`, and this version reads format {ours} "
+            "alone: read it with the version of online-softmax that wrote it, or a newer one"
+        )
 
 
 def text_of(run: dict[str, Any]) -> str:
@@ -119,7 +136,22 @@ def objects(text: str, name: str) -> list[Any]:
 
 def loads(text: str) -> Any:
     """JSON as it is defined: ValueError for NaN, infinities and numbers past all counts."""
-    return json.loads(text, parse_constant=_refuse, parse_float=_float, parse_int=_int)
+    try:
+        return json.loads(text, parse_constant=_refuse, parse_float=_float, parse_int=_int)
+    except RecursionError:
+        raise ValueError("its lists and objects lie too deep in each other") from None
+
+
+def objects_by_line(text: str) -> Iterator[dict[str, Any]]:
+    """The object of each line, checked; ValueError where one is none, or has no kind."""
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            values = loads(line)
+        except json.JSONDecodeError:
+            raise ValueError(f"line {number} is no JSON") from None
+        must_be(_KIND, values)
+        check(values)
+        yield values
 
 
 def _refuse(text: str) -> NoReturn:
@@ -178,8 +210,9 @@ def _is(word: str, value: Any) -> bool:
     if word == FLAG:
         return isinstance(value, bool)
     kinds = (int,) if word == COUNT else (int, float)
-    is_number = isinstance(value, kinds) and not isinstance(value, bool)
-    return is_number and (value >= 0 or word == DIFFERENCE)
+    if not isinstance(value, kinds) or isinstance(value, bool):
+        return False
+    return word == DIFFERENCE or value > 0 or (value == 0 and word != TIME)
 
 
 def _wanted(where: str, value: Any, wanted: str) -> NoReturn:
