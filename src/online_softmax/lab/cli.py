@@ -1,13 +1,12 @@
 """The command `online-softmax`: ladder, bench, profile, check, report, trace, explain, info.
 
 Results go to standard output, all else to standard error. Exit codes: 0 all right, 1 a kernel gave
-a wrong result, 2 the command or its input is wrong, or nothing can run. Imports that cost time
-stand in the commands.
+a wrong result, 2 the command or its input is wrong, results cannot be written, or nothing can run.
+Imports that cost time stand in the commands.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 import warnings
@@ -23,6 +22,7 @@ from online_softmax.lab import (
     explaincli,
     fitting,
     options,
+    outlets,
     profilecli,
     reportcli,
     tracecli,
@@ -219,11 +219,9 @@ def _read(path: Path) -> list[Run]:
 
 def main() -> None:
     """The entry point."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # an ASCII terminal shows ?, the run goes on
     warnings.showwarning = lambda message, *_, **__: typer.echo(f"warning: {message}", err=True)
-    app(prog_name="online-softmax")
+    with outlets.watched():
+        app(prog_name="online-softmax")
 
 
 if __name__ == "__main__":
