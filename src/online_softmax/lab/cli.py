@@ -1,20 +1,17 @@
 """The command `online-softmax`: ladder, bench, profile, check, report, trace, explain, info.
 
 Results go to standard output, all else to standard error. Exit codes: 0 all right, 1 a kernel gave
-a wrong result, 2 the command or its input is wrong, or nothing can run. Imports that cost time
-stand in the commands.
+a wrong result, 2 the command or its input is wrong, results cannot be written, or nothing can run.
+Imports that cost time stand in the commands.
 """
 
 from __future__ import annotations
 
-import errno
-import io
 import json
-import os
 import sys
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -25,6 +22,7 @@ from online_softmax.lab import (
     explaincli,
     fitting,
     options,
+    outlets,
     profilecli,
     reportcli,
     tracecli,
@@ -221,32 +219,9 @@ def _read(path: Path) -> list[Run]:
 
 def main() -> None:
     """The entry point."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # an ASCII terminal shows ?, the run goes on
     warnings.showwarning = lambda message, *_, **__: typer.echo(f"warning: {message}", err=True)
-    if sys.stdout is None:
-        _unwritten("it is closed")
-    try:
-        try:
-            app(prog_name="online-softmax")
-        finally:
-            sys.stdout.flush()
-    except OSError as error:
-        if error.filename is not None or error.errno not in UNWRITTEN:
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left goes nowhere
-        _unwritten(error.strerror or str(error))
-
-
-UNWRITTEN = (errno.ENOSPC, errno.EIO, errno.EBADF, errno.EDQUOT)
-
-
-def _unwritten(why: str) -> NoReturn:
-    """Leave with 2, not with the 1 that says that something is wrong or slower."""
-    if sys.stderr is not None:
-        print(f"error: standard output cannot be written: {why}", file=sys.stderr)  # noqa: T201
-    sys.exit(2)
+    with outlets.watched():
+        app(prog_name="online-softmax")
 
 
 if __name__ == "__main__":
