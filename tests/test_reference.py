@@ -228,7 +228,7 @@ def test_what_is_refused():
             state.merge(state, other)
     with pytest.raises(RuntimeError, match=r"argument 1 has shape \(3,\), argument 1 has \(1,\)"):
         State(state.m, state.d[:1]).merge(state)
-    with pytest.raises(TypeError, match=r"prob\(\): x must be a Tensor, got list"):
+    with pytest.raises(TypeError, match=r"State.softmax\(\): x must be a Tensor, got list"):
         state.softmax([1.0])
     with pytest.raises(RuntimeError, match=r"shape \(2, 5\) has rows \(2,\) along dim 1.*\(3,\)"):
         state.softmax(torch.zeros(2, 5), 1)

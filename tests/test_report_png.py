@@ -47,7 +47,7 @@ def test_each_has_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A line is drawn as measured last, and what has no time not at all."""
     kept: list[tuple[Any, str]] = []
     monkeypatch.setattr(
-        reportpng.canvas, "write", lambda figure, path: kept.append((figure, path.name))
+        reportpng.plot, "write", lambda figure, path: kept.append((figure, path.name))
     )
     refused = {**HOST, "calls": HOST["calls"][-1:]}
     lines = (
@@ -58,9 +58,11 @@ def test_each_has_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         refused,
     )
     reportpng.draw(report_of(tmp_path, bench_text(others=lines)), tmp_path / "drawn")
-    names = [name for _, name in kept]
-    assert names == ["linear_cross_entropy-64x32x128-bfloat16.png", "host.png", "fusion.png"]
-    assert "3.0" in said(kept[0][0])
+    figures = {name: figure for figure, name in kept}
+    assert len(figures) == len(kept)
+    lines = ("linear_cross_entropy-64x32x128-bfloat16.png", "host.png", "fusion.png")
+    assert tuple(figures) == ("memory.png", *lines)
+    assert "3.0" in said(figures[lines[0]])
 
 
 def test_a_roofline_has_each_rung_below_its_roof():
