@@ -216,7 +216,7 @@ def test_figures_that_lack_their_other_half(tmp_path: Path):
 
 def test_a_time_of_0_that_is_doubted_is_no_time_to_compare(tmp_path: Path):
     row = cell_row(CELL)
-    why = "its time is not above 0"
+    why = "its time is not above 0: nothing waited for it"
     entries = tuple(replace(e, median_us=0.0, doubt=why) for e in row.entries[:2])
     none = replace(row, entries=entries)
     paths = [tmp_path / "old.jsonl", tmp_path / "new.jsonl"]
