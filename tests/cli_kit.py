@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,15 +26,25 @@ on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="the ladder takes 
 
 def run(*arguments: object, exit_code: int = 0) -> str:
     """Run in this process; return standard output."""
-    done = CliRunner().invoke(cli.app, [str(each) for each in arguments])
+    done = invoke(*arguments)
     said = f"{arguments}: {done.exit_code}\n{done.output}\n{done.exception!r}"
     assert done.exit_code == exit_code, said
     return done.stdout
 
 
+def invoke(*arguments: object) -> Any:
+    """Run in this process, whatever comes of it: click's result."""
+    return CliRunner().invoke(cli.app, [str(each) for each in arguments])
+
+
+def bench(*arguments: object) -> Any:
+    """The command `bench`, as `invoke` runs it."""
+    return invoke("bench", *arguments)
+
+
 def refusal(*arguments: object) -> str:
     """Run what must be refused; return the one line that says why."""
-    done = CliRunner().invoke(cli.app, [str(each) for each in arguments])
+    done = invoke(*arguments)
     assert done.exit_code == 2, f"{arguments}: {done.exit_code}\n{done.output}{done.exception!r}"
     lines = done.output.strip().splitlines()
     assert len(lines) == 1, done.output

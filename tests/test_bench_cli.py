@@ -9,18 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from bench_kit import HEADER, lines, returning, setting, wrong
-from online_softmax.lab import benchcli, benchclock, benchfile, cli, contenders, hostcost
+from cli_kit import bench as invoke
+from online_softmax.lab import benchcli, benchclock, benchfile, contenders, hostcost
 from online_softmax.lab.grid import Cell
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 CELLS = ("--cells", "3x40,2x64")
-
-
-def invoke(*arguments: object):
-    return CliRunner().invoke(cli.app, ["bench", *map(str, arguments)])
 
 
 def run(*arguments: object, exit_code: int = 0) -> str:

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from bench_kit import HEADER, timing
-from online_softmax.lab import benchcompare, benchfile, cli
+from cli_kit import bench as invoke
+from online_softmax.lab import benchcompare, benchfile
 from online_softmax.lab.benchcompare import compare, times
 from online_softmax.lab.benchfile import Entry, Part, Row
 
@@ -106,10 +106,6 @@ def test_a_linear_layer_s_loss_is_compared_too():
 
 
 # ---- the command
-
-
-def invoke(*words: object):
-    return CliRunner().invoke(cli.app, ["bench", *map(str, words)])
 
 
 def kept(path: Path, us: float, torn: bool = False) -> Path:

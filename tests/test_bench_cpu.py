@@ -13,6 +13,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from bench_kit import HEADER, cells, lines, make, right, setting
+from cli_kit import bench as invoke
 from online_softmax.lab import (
     benchcli,
     benchfile,
@@ -29,10 +30,6 @@ from online_softmax.lab.grid import Cell
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 SMALL = ("--cells", "16x256", "--seconds", "3")
-
-
-def invoke(*words: object):
-    return CliRunner().invoke(cli.app, ["bench", *map(str, words)])
 
 
 def test_a_cell_of_every_operation_on_the_cpu():

@@ -10,15 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from bench_kit import HEADER
+from cli_kit import bench as invoke
 from online_softmax.lab import (
     benchfile,
     benchlist,
     benchoptions,
     benchrun,
-    cli,
     contenders,
     cpuclock,
     cpufit,
@@ -34,10 +33,6 @@ from online_softmax.lab.refusal import Refusal
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 EVERY = {op: grid.grid_cells([op], ["float32"], "big")[0] for op in grid.EVERY_OP}
-
-
-def invoke(*words: object):
-    return CliRunner().invoke(cli.app, ["bench", *map(str, words)])
 
 
 def rates(cells: list[Cell], second_of: float) -> Rates:

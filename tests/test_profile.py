@@ -33,12 +33,16 @@ PERMISSION = (
 # ---- where there are no counters
 
 
-@needs_compiler
-def test_without_ncu_the_static_report_stands_in(tmp_path, monkeypatch):
+@pytest.fixture
+def no_ncu(monkeypatch):
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     monkeypatch.delenv("CUDA_HOME", raising=False)
     monkeypatch.delenv("CUDA_PATH", raising=False)
     monkeypatch.setattr(ncu, "PLACES", ())
+
+
+@needs_compiler
+def test_without_ncu_the_static_report_stands_in(no_ncu, monkeypatch):
     monkeypatch.setattr(profile, "here", lambda: H200)
     found = profile.run(asked("v2_vectorized", "v5_split_row", "triton_online", "torch"))
     assert found.header.notes == (profile.NO_NCU,)
@@ -257,11 +261,7 @@ def test_a_full_disk_is_one_line(tmp_path, monkeypatch, option: str):
 
 
 @needs_compiler
-def test_without_counters_no_raw_file_is_written_and_that_is_said(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    monkeypatch.delenv("CUDA_HOME", raising=False)
-    monkeypatch.delenv("CUDA_PATH", raising=False)
-    monkeypatch.setattr(ncu, "PLACES", ())
+def test_without_counters_no_raw_file_is_written_and_that_is_said(tmp_path, no_ncu):
     raw = tmp_path / "raw.csv"
     words = ("profile", "v2", "--rows", 2, "--cols", 8, "--json", "--raw", raw)
     done = CliRunner().invoke(cli.app, [str(word) for word in words])

@@ -29,7 +29,7 @@ from online_softmax.lab.fusedsizes import LINEAR, MERGE
 from online_softmax.lab.grid import LOSS_OPS, OPS, WRITING, Cell
 from online_softmax.lab.inputs import BadInput
 from online_softmax.lab.moresizes import MORE_OPS
-from online_softmax.lab.refusal import Refusal
+from online_softmax.lab.refusal import PACKAGES, Refusal
 from online_softmax.lab.rotation import Call
 from online_softmax.plan import DEFAULT_ARCH
 
@@ -187,10 +187,13 @@ RIVALS: dict[str, Callable[[str], Call]] = {
 }
 FUSED_RIVALS = ("flash-attn", "cut-cross-entropy")  # of attention, of a linear layer's loss
 KNOWN = (*RIVALS, *FUSED_RIVALS)
-PACKAGE = {"torch": "torch", "compile": "torch", "quack": "quack-kernels", "liger": "liger-kernel"}
-PACKAGE |= {"tutorial": "triton"} | {name: name for name in FUSED_RIVALS}
-ALSO = {"flash-attn": ("flash-attn-4",)}  # packages of other names that bring the same module,
-MODULE = {"flash-attn": "flash_attn"}  # as do some that name themselves after a vendor
+MODULE = {
+    "torch": "torch", "compile": "torch", "quack": "quack", "liger": "liger_kernel",
+    "tutorial": "triton", "flash-attn": "flash_attn", "cut-cross-entropy": "cut_cross_entropy",
+}  # fmt: skip
+PACKAGE = {name: PACKAGES[module] for name, module in MODULE.items()}
+# Packages of other names that bring the same module, as do some named after a vendor.
+ALSO = {"flash-attn": ("flash-attn-4",)}
 TUTORIAL_OPS = ("softmax", "attention")  # elsewhere it is no line at all
 EVERYWHERE = ("torch",)  # the rivals of every cell; the others where grid.Cell.has_rivals
 
@@ -206,8 +209,8 @@ def _version(name: str) -> str | None:
             return metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    module = MODULE.get(name, "")
-    if not module or find_spec(module) is None:  # to ask every package takes a while
+    module = MODULE[name]
+    if find_spec(module) is None:  # to ask every package takes a while
         return None
     packages = dict.fromkeys(metadata.packages_distributions().get(module, ()))
     return ", ".join(f"{each} {metadata.version(each)}" for each in packages) or None

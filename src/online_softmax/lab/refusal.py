@@ -4,9 +4,9 @@ from __future__ import annotations
 
 REASON = 300  # characters of a message that are kept
 ABSENT = "not installed"
-PACKAGE = {  # of a contender's module, as pip knows it
-    "quack": "quack-kernels", "liger_kernel": "liger-kernel", "flash_attn": "flash-attn",
-    "cut_cross_entropy": "cut-cross-entropy", "triton": "triton",
+PACKAGES = {  # of a contender's module, as pip knows it
+    "torch": "torch", "triton": "triton", "quack": "quack-kernels", "liger_kernel": "liger-kernel",
+    "flash_attn": "flash-attn", "cut_cross_entropy": "cut-cross-entropy",
 }  # fmt: skip
 
 
@@ -24,6 +24,6 @@ def one_line(error: BaseException) -> str:
     """
     if isinstance(error, ModuleNotFoundError):
         module = (error.name or "").partition(".")[0]
-        if module in PACKAGE:
-            return f"{ABSENT}: pip install {PACKAGE[module]}"
+        if module in PACKAGES:
+            return f"{ABSENT}: pip install {PACKAGES[module]}"
     return " ".join(f"{type(error).__name__}: {error}".split())[:REASON]
